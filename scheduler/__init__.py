@@ -1,0 +1,1 @@
+"""The scheduler: request life cycle, policies, plans.  process.py is its rim."""

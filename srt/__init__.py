@@ -1,0 +1,1 @@
+"""The ground the processes stand on: messages, plans, configuration, sockets, HTTP, the model."""

@@ -1,0 +1,133 @@
+"""One frozen configuration for the server and one for each process role.
+
+`ServerConfig` is what a user asks for (every flag of `sapwood serve` is one of its fields, with the same
+name).  `resolve` turns it, once, into the settings of each role; nothing changes them later.  The children
+get theirs as a JSON file in the private run directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Role = Literal["tokenizer", "scheduler", "detokenizer"]
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a user can set.  None means: chosen at start-up, and printed there."""
+
+    model: str
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_key: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # Text
+    tokenizer_workers: int = 1
+    chat_template: str | None = None
+    stream_interval: int = 1
+    # Execution
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int | None = None
+    attention_backend: Literal["auto", "native", "torch", "flashinfer"] = "auto"
+    # Memory
+    context_length: int | None = None
+    page_size: int = 16
+    max_total_tokens: int | None = None
+    mem_fraction_static: float = 0.5
+    disable_radix_cache: bool = False
+    # Scheduling
+    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    chunked_prefill_size: int | None = None
+    max_running_requests: int = 64
+    max_queued_requests: int | None = None
+    disable_overlap_schedule: bool = False
+    random_seed: int | None = None
+    # Life
+    drain_seconds: float = 30.0
+    max_body_bytes: int = 8 * 1024 * 1024
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process may need to know of the model, read from its folder without torch."""
+
+    path: str
+    name: str
+    model_type: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one tokenizer process."""
+
+    run_dir: str
+    index: int
+    model: ModelFacts
+    # Prompts longer than this many tokens are refused (context and pool size both allow one more token).
+    max_prompt_tokens: int
+    chat_template: str | None = None
+    log_level: str = "info"
+
+
+class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the detokenizer process."""
+
+    run_dir: str
+    model: ModelFacts
+    log_level: str = "info"
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the scheduler process and of the executor inside it."""
+
+    run_dir: str
+    model: ModelFacts
+    device: str
+    dtype: str
+    threads: int
+    attention_backend: str
+    page_size: int
+    num_pages: int
+    disable_radix_cache: bool
+    schedule_policy: str
+    # Token budget of a step: decode rows first, then prefill chunks.
+    max_step_tokens: int
+    max_running_requests: int
+    max_queued_requests: int | None
+    overlap: bool
+    stream_interval: int = 1
+    log_level: str = "info"
+
+
+RoleConfig = TokenizerConfig | SchedulerConfig | DetokenizerConfig
+
+
+def write_role_config(config: RoleConfig, path: Path) -> None:
+    """Write a role's settings for its process to read."""
+    path.write_bytes(msgspec.json.encode(config))
+
+
+def read_tokenizer_config(path: Path) -> TokenizerConfig:
+    """The settings written by `write_role_config`.  Raises msgspec.ValidationError when they are not a tokenizer's."""
+    return msgspec.json.decode(path.read_bytes(), type=TokenizerConfig)
+
+
+def read_scheduler_config(path: Path) -> SchedulerConfig:
+    """The settings written by `write_role_config`.  Raises msgspec.ValidationError when they are not a scheduler's."""
+    return msgspec.json.decode(path.read_bytes(), type=SchedulerConfig)
+
+
+def read_detokenizer_config(path: Path) -> DetokenizerConfig:
+    """The settings written by `write_role_config`.  Raises msgspec.ValidationError when they are not a detokenizer's."""
+    return msgspec.json.decode(path.read_bytes(), type=DetokenizerConfig)
+
+
+def inbox_path(run_dir: str, role: str, index: int = 0) -> str:
+    """The ipc endpoint that a process binds; `role` is front, tokenizer, scheduler or detokenizer."""
+    name = f"{role}-{index}" if role == "tokenizer" else role
+    return f"ipc://{run_dir}/{name}.sock"

@@ -1,0 +1,1 @@
+"""OpenAI-compatible and native HTTP endpoints."""

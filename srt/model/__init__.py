@@ -1,0 +1,1 @@
+"""Everything that touches torch: loading, layers, attention, sampling, KV pool, forward worker."""

@@ -1,0 +1,1 @@
+"""Text to token ids, in a process of its own."""
