@@ -123,7 +123,7 @@ def read_scheduler_config(path: Path) -> SchedulerConfig:
 
 
 def read_detokenizer_config(path: Path) -> DetokenizerConfig:
-    """The settings written by `write_role_config`.  Raises msgspec.ValidationError when they are not a detokenizer's."""
+    """The settings that `write_role_config` wrote.  Raises msgspec.ValidationError when not a detokenizer's."""
     return msgspec.json.decode(path.read_bytes(), type=DetokenizerConfig)
 
 

@@ -141,7 +141,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a request ended.  `matched` is the stop string or stop token id; `message` and `status` go with abort and error."""
+    """Why a request ended.  `matched`: the stop string or stop id; `message` and `status` go with abort and error."""
 
     reason: Literal["stop", "length", "abort", "error"]
     matched: str | int | None = None
@@ -288,7 +288,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """child -> front: the process serves.  `phases` are (name, seconds) of its start-up; `facts` its resolved settings."""
+    """child -> front: the process serves.  `phases`: (name, seconds) of its start-up; `facts`: its resolved settings."""
 
     role: str
     index: int

@@ -4,7 +4,7 @@ A plan is flat arrays in the form that paged attention kernels want (CSR page ta
 each scheduled request) and T tokens over all rows:
 
     row r computes tokens  [qo_indptr[r], qo_indptr[r+1])        of token_ids / positions / out_slots
-    row r attends to pages [kv_indptr[r], kv_indptr[r+1])        of kv_indices, the last one filled to kv_last_page_len[r]
+    row r attends to pages [kv_indptr[r], kv_indptr[r+1])        of kv_indices, the last filled to kv_last_page_len[r]
                            (its own new tokens included: the executor writes their KV before it attends)
 
 A token id below zero is a promise: `-(slot + 1)` stands for the token that request slot `slot` sampled in the
@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Logprobs of some tokens of a row, in order: logprob float32 [n]; top_ids int32 [n,k]; top_logprobs float32 [n,k]."""
+    """Logprobs of some tokens of a row, in order: float32 [n]; top_ids int32 [n,k]; top_logprobs float32 [n,k]."""
 
     logprobs: Float32Array
     top_ids: Int32Array

@@ -1,0 +1,1 @@
+"""The face: command line, in-process Engine, clients."""

@@ -1,0 +1,118 @@
+"""ZeroMQ PUSH/PULL sockets on ipc://, carrying the messages of srt/messages.py.
+
+An inbox is bound by the process that reads it; everybody else connects an outbox to it.  A malformed frame is
+logged, counted and dropped: it can never stop a process.  Sending never blocks: frames that the peer is too
+slow (or too dead) to take wait in order in the outbox, up to a bound, beyond which the oldest are dropped and
+counted; whoever watches over the processes ends the requests that are concerned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+log = logging.getLogger("sapwood.ipc")
+_encoder = msgspec.msgpack.Encoder()
+
+MessageT = TypeVar("MessageT")
+
+# A frame carries at most one step's output or one prompt; this bounds what a broken peer can make us allocate.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+
+class Decoder(Generic[MessageT]):
+    """Turns frames into messages of one inbox's union; counts and logs what is malformed."""
+
+    def __init__(self, message_types: Any, owner: str) -> None:
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_types)
+        self._owner = owner
+        self.malformed = 0
+
+    def __call__(self, frame: bytes) -> MessageT | None:
+        """The message in a frame, or None when there is none."""
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            self.malformed += 1
+            log.warning("%s: dropped a malformed frame of %d bytes: %s", self._owner, len(frame), error)
+            return None
+
+
+class Inbox(Generic[MessageT]):
+    """The bound PULL socket of one process.  `message_types` is the union of what may arrive."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, message_types: Any) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.PULL)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.socket.bind(endpoint)
+        self._decode: Decoder[MessageT] = Decoder(message_types, endpoint.rsplit("/", 1)[-1])
+
+    @property
+    def malformed(self) -> int:
+        """Frames dropped so far."""
+        return self._decode.malformed
+
+    def wait(self, timeout_seconds: float | None) -> bool:
+        """True as soon as something is there to read; False when `timeout_seconds` have passed (None: no limit)."""
+        timeout = None if timeout_seconds is None else max(0, int(timeout_seconds * 1000))
+        return bool(self.socket.poll(timeout, zmq.POLLIN))
+
+    def drain(self) -> Iterator[MessageT]:
+        """Everything that has arrived, without blocking."""
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = self._decode(frame)
+            if message is not None:
+                yield message
+
+    def close(self) -> None:
+        """Close the socket; what has not been read is lost."""
+        self.socket.close(0)
+
+
+class Outbox:
+    """A PUSH socket connected to another process's inbox."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, max_waiting: int = 100_000) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 10_000)
+        self.socket.connect(endpoint)
+        self._endpoint = endpoint
+        self._waiting: deque[bytes] = deque()
+        self._max_waiting = max_waiting
+        self.dropped = 0
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send, or keep for the next `send` or `flush` when the peer cannot take it now."""
+        self._waiting.append(_encoder.encode(message))
+        self.flush()
+        if len(self._waiting) > self._max_waiting:
+            self._waiting.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.error("%s takes nothing any more: dropping its oldest messages", self._endpoint.rsplit("/", 1)[-1])
+
+    def flush(self) -> bool:
+        """Send what waits, as far as the peer takes it.  True when nothing waits any more."""
+        while self._waiting:
+            try:
+                self.socket.send(self._waiting[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._waiting.popleft()
+        return True
+
+    def close(self, linger_seconds: float = 0.0) -> None:
+        """Close the socket, giving the peer up to `linger_seconds` to take what was sent."""
+        self.socket.close(int(linger_seconds * 1000))
