@@ -288,7 +288,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """child -> front: the process serves.  `phases`: (name, seconds) of its start-up; `facts`: its resolved settings."""
+    """child -> front: the process serves.  `phases`: (name, seconds) of its start; `facts`: its settings."""
 
     role: str
     index: int
