@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from tiny_model import save_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -20,3 +22,21 @@ def shared_data() -> Path | None:
     """A folder of larger data beside the repository, where there is one."""
     folder = REPOSITORY.parent / "shared" / "data"
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random Llama with a tokenizer of 512 ids, a chat template and a context of 2048."""
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The folder of SmolLM2-135M-Instruct, which is pulled and converted when it is not there yet."""
+    home = Path(os.environ.get("SAPWOOD_HOME", "~/.cache/sapwood")).expanduser()
+    folder = home / "models" / "smollm2"
+    if not (folder / "config.json").is_file():
+        from sapwood.pull import pull_model
+
+        pull_model("smollm2")
+    return folder
