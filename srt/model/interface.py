@@ -59,3 +59,14 @@ class LanguageModel(Protocol):
         `logit_tokens` int32 [L]: indices into the batch's tokens.  Returns float32 [L, vocab].
         """
         ...
+
+    def forward_hidden(self, batch: ForwardBatch, tokens: Int32Array) -> torch.Tensor:
+        """The same step, but return the final hidden states (after the last norm) of `tokens`: [L, hidden].
+
+        For logprobs of long prompts, whose logits would not fit in memory at once: `project` takes them in slices.
+        """
+        ...
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits, float32 [L, vocab], of hidden states [L, hidden] that `forward_hidden` returned."""
+        ...
