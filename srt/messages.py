@@ -258,11 +258,16 @@ class CallReply(msgspec.Struct, frozen=True, tag="call_reply"):
     message: str = ""
 
 
+STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     """scheduler -> front: gauges and running totals since the scheduler started, at most a few times a second.
 
-    Pages: free + cached-only + in use = total.  Histograms are (bucket upper bounds are in docs/protocol.md)
-    sums and counts over steps.
+    Pages: free + cached + in use = total, where cached pages are those that eviction could free at once.
+    `prompt_tokens` and `cached_tokens` count every request once, when it is first admitted.  `step_histogram` has
+    one count for each bound of STEP_SECONDS_BUCKETS (steps that took at most so long and longer than the bound
+    before), and one more for the longer ones.
     """
 
     running: int
@@ -280,9 +285,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     retractions: int
     aborts: int
     steps: int
+    step_rows: int
     step_seconds: float
     plan_seconds: float
-    # Steps of the last interval, as (seconds, rows, tokens) sums for rates.
     step_histogram: tuple[int, ...] = ()
     oldest_wait_seconds: float = 0.0
 

@@ -1,0 +1,535 @@
+"""The scheduler's core: messages and results in, plans and events out.  No sockets, no threads, no clock.
+
+    accept(message)   a new request, an abort, a found stop string
+    plan(now)         what the next step does: running rows first, then prefill chunks, then new admissions
+    commit(result)    the sampled tokens enter the requests, the tree and the streams
+    take_events()     what clients are to be told
+
+`plan` may be called while the step before is still in flight; that step's tokens are then promises, known to the
+executor alone.  A request that turns out to have ended in it has one wasted row in the next step.  Retraction is
+only decided when nothing is in flight, so a retracted request never has a token on its way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from radix import PagePool, RadixTree
+from scheduler.batch import Row, build_plan
+from scheduler.growth import GrowthEstimate
+from scheduler.holdings import Copy, Holdings
+from scheduler.policy import Policy, in_order
+from scheduler.report import Totals
+from scheduler.request import Request, Status
+from srt.messages import (
+    Abort,
+    Finish,
+    Generate,
+    Rejected,
+    SchedulerStats,
+    StopFound,
+    TokenDelta,
+    TokenLogprob,
+)
+from srt.plan import Plan, RowLogprobs, SlotOpen, StepResult
+
+# A waiting request lets one that already computes the prefix they share go first if that saves so many tokens.
+SHARE_TOKENS = 32
+# Waiting requests whose match is brought up to date in one plan; the others keep the one they have.
+HINTS_PER_PLAN = 256
+# Aborts of unknown requests that are remembered, since an abort may overtake its request.
+REMEMBERED_ABORTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step and a request may not exceed.  Tokens unless named otherwise.
+
+    `max_step_tokens`: all rows of a step; `max_running_requests`: rows of a step and request slots;
+    `context_length`: prompt and output of a request; `max_queued_requests`: waiting, None for no limit.
+    """
+
+    context_length: int
+    max_step_tokens: int
+    max_running_requests: int
+    max_queued_requests: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A launched step: its rows as they were then."""
+
+    step: int
+    rows: list[Row]
+
+
+Event = TokenDelta | Rejected
+
+
+class Scheduler:
+    """Decides; see the head of the file.  `policy`, `pool` and `tree` are passed in; time is an argument."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        pool: PagePool,
+        tree: RadixTree,
+        policy: Policy,
+        use_cache: bool = True,
+        stream_interval: int = 1,
+    ) -> None:
+        self.limits = limits
+        self.policy = policy
+        # Output tokens that are sent together; the first goes at once.
+        self.stream_interval = stream_interval
+        self.holdings = Holdings(pool, tree, use_cache)
+        self.growth = GrowthEstimate()
+        self.totals = Totals()
+        self._requests: dict[str, Request] = {}
+        self._waiting: list[Request] = []
+        # In order of admission.
+        self._running: list[Request] = []
+        self._in_flight: deque[InFlight] = deque()
+        self._free_slots = list(range(limits.max_running_requests - 1, -1, -1))
+        self._opened: list[SlotOpen] = []
+        self._closed: list[int] = []
+        self._events: list[Event] = []
+        self._early_aborts: OrderedDict[str, None] = OrderedDict()
+        self._next_step = 0
+        self._arrivals = 0
+        self._hint_cursor = 0
+
+    # ---- what is there -------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Admitted requests."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not admitted yet, or retracted."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        return not (self._waiting or self._running or self._in_flight)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order; a request's last event has its finish."""
+        for request in self._running:
+            if len(request.unsent) >= (self.stream_interval if request.opened else 1):
+                self._send_tokens(request)
+        events, self._events = self._events, []
+        return events
+
+    def stats(self, now: float) -> SchedulerStats:
+        """Gauges of this moment and totals since the start."""
+        pool, tree = self.holdings.pool, self.holdings.tree
+        cached = tree.evictable_pages
+        oldest = max((now - r.arrival for r in self._waiting), default=0.0)
+        return self.totals.stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            pages_total=pool.num_pages,
+            pages_free=pool.num_free,
+            pages_cached=cached,
+            pages_evicted=self.holdings.evicted_pages,
+            page_size=pool.page_size,
+            oldest_wait_seconds=oldest,
+        )
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def accept(self, message: Generate | Abort | StopFound, now: float) -> None:
+        """Take one message.  What cannot be served is answered at once, by an event."""
+        if isinstance(message, Generate):
+            self._arrive(message, now)
+        elif isinstance(message, Abort):
+            self._abort(message.rid)
+        else:
+            self._stop_found(message)
+
+    def flush(self) -> bool:
+        """Forget every cached prefix.  False, unchanged, while a request holds one."""
+        return not self._running and not self._in_flight and self.holdings.tree.flush()
+
+    def _arrive(self, message: Generate, now: float) -> None:
+        self._arrivals += 1
+        prompt_tokens = len(message.prompt_ids) // 4
+        room = min(self.limits.context_length, self.holdings.pool.num_pages * self.holdings.page_size + 1)
+        rejection = self._why_not(message, prompt_tokens, room)
+        if rejection is not None:
+            self._events.append(rejection)
+            return
+        # The last sampled token needs no slot in the pool, hence the one more above.
+        most = room - prompt_tokens
+        wanted = message.sampling.max_new_tokens
+        stop_ids = frozenset(message.sampling.stop_token_ids)
+        if not message.sampling.ignore_eos:
+            stop_ids |= self.limits.eos_token_ids
+        request = Request(message, now, self._arrivals, most if wanted is None else min(wanted, most), stop_ids)
+        self._requests[message.rid] = request
+        self._waiting.append(request)
+        if message.rid in self._early_aborts:
+            del self._early_aborts[message.rid]
+            self._abort(message.rid)
+
+    def _why_not(self, message: Generate, prompt_tokens: int, room: int) -> Rejected | None:
+        rids = (message.rid,)
+        if message.rid in self._requests:
+            return Rejected(rids, 400, f"request id {message.rid} is already in use", "rid", "duplicate_request_id")
+        if prompt_tokens == 0:
+            return Rejected(rids, 400, "the prompt has no tokens; at least one is needed", "prompt", "empty_prompt")
+        if prompt_tokens + 1 > room:
+            limits = self.limits
+            what = "context" if limits.context_length == room else "KV pool"
+            text = f"the prompt has {prompt_tokens} tokens; the {what} has room for {room - 1} and one more to generate"
+            return Rejected(rids, 400, text, "prompt", "context_length_exceeded")
+        queue = self.limits.max_queued_requests
+        if queue is not None and len(self._waiting) >= queue:
+            text = f"{len(self._waiting)} requests are waiting and the queue holds {queue}; try again later"
+            return Rejected(rids, 429, text, None, "queue_full")
+        return None
+
+    def _abort(self, rid: str) -> None:
+        request = self._requests.get(rid)
+        if request is None:
+            self._early_aborts[rid] = None
+            while len(self._early_aborts) > REMEMBERED_ABORTS:
+                self._early_aborts.popitem(last=False)
+            return
+        self.totals.aborts += 1
+        self._end(request, Status.CANCELLED, Finish("abort", message="the request was aborted"), request.computed)
+
+    def _stop_found(self, message: StopFound) -> None:
+        request = self._requests.get(message.rid)
+        if request is None:
+            return
+        self.growth.finished(message.output_tokens)
+        kept = min(request.computed, request.prompt_tokens + message.output_tokens)
+        self._end(request, Status.FINISHED, None, kept)
+
+    # ---- planning ------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Plan | None:
+        """The next step, or None when there is nothing to do, or nothing before the step in flight is committed."""
+        retractions = self.totals.retractions
+        rows = self._continue_running()
+        if rows is None:
+            return None
+        copies: list[Copy] = []
+        if self.totals.retractions == retractions:
+            copies = self._admit_waiting(rows, now)
+        if not rows:
+            return None
+        step, self._next_step = self._next_step, self._next_step + 1
+        plan = build_plan(step, self.holdings.page_size, rows, copies, self._opened, self._closed)
+        self._opened, self._closed = [], []
+        for row in rows:
+            row.request.planned = row.end
+            row.request.promised += row.samples
+        self._in_flight.append(InFlight(step, rows))
+        return plan
+
+    def _continue_running(self) -> list[Row] | None:
+        """Rows of running requests, those that sample with one token first.  None: wait for the step in flight."""
+        budget = self.limits.max_step_tokens
+        chosen: list[tuple[Request, int]] = []
+        for decoding in (True, False):
+            for request in list(self._running):
+                left = request.to_plan
+                if (left == 1) is not decoding or request.status is Status.WAITING:
+                    continue
+                num_tokens = min(left, budget)
+                if num_tokens == 0:
+                    continue
+                if not self._make_room(request, request.planned + num_tokens):
+                    if self._in_flight:
+                        return None
+                    continue
+                budget -= num_tokens
+                chosen.append((request, num_tokens))
+        return [self._row(request, count) for request, count in chosen if request.slot is not None]
+
+    def _row(self, request: Request, num_tokens: int) -> Row:
+        end = request.planned + num_tokens
+        samples = end == request.known + request.promised and request.max_new_tokens > 0
+        return Row(request, request.planned, end, samples)
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Grow the request's table, retracting others, or itself, when the pool is dry and nothing is in flight."""
+        while not self.holdings.grow(request, num_tokens):
+            if self._in_flight:
+                return False
+            victim = self._victim()
+            if victim is request and len(self._running) == 1:
+                # Arrival refuses what cannot fit alone, so this is a fault of ours: better one request than all.
+                text = f"no room for {num_tokens} tokens though nothing else runs"
+                self._end(request, Status.FAILED, Finish("error", message=text, status=500), request.computed)
+                return False
+            self._retract(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _victim(self) -> Request:
+        """Of the least priority the one admitted last: it loses least, and the oldest always gets on."""
+        return min(reversed(self._running), key=lambda r: r.message.priority)
+
+    def _retract(self, request: Request) -> None:
+        self.totals.retractions += 1
+        self.growth.retracted()
+        self._running.remove(request)
+        self._give_slot_back(request)
+        self.holdings.release(request, request.computed, None)
+        request.move_to(Status.WAITING)
+        request.retractions += 1
+        request.key = request.tokens.tobytes()
+        request.hint_version = -1
+        self._waiting.append(request)
+
+    # ---- admission -----------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, rows: list[Row], now: float) -> list[Copy]:
+        """Admit in the policy's order while budgets last; appends the first rows of those admitted."""
+        copies: list[Copy] = []
+        budget = self.limits.max_step_tokens - sum(row.end - row.start for row in rows)
+        if not self._waiting or budget <= 0 or not self._free_slots:
+            return copies
+        if self.policy.uses_matches:
+            self._refresh_hints()
+        reserve = sum(self._still_needed(r) for r in self._running)
+        admitted: set[str] = set()
+        for request in in_order(self._waiting, self.policy, now):
+            if budget <= 0 or not self._free_slots:
+                break
+            if self._awaits_shared_prefix(request):
+                continue
+            # What runs alone may use the whole pool: its limit was set so that it fits.
+            growth = self.holdings.pages_for(self.growth.tokens(request, self.holdings.page_size))
+            own_copies = self.holdings.admit(request, reserve + growth if self._running else 0)
+            if own_copies is None:
+                break
+            num_tokens = min(request.to_plan, budget)
+            if not self.holdings.grow(request, request.planned + num_tokens):
+                self.holdings.release(request, request.computed if not own_copies else request.cached, None)
+                break
+            copies += own_copies
+            budget -= num_tokens
+            self._start(request, now)
+            admitted.add(request.rid)
+            rows.append(self._row(request, num_tokens))
+            reserve += self._still_needed(request)
+        if admitted:
+            self._waiting = [r for r in self._waiting if r.rid not in admitted]
+        return copies
+
+    def _still_needed(self, request: Request) -> int:
+        """Pages that a running request will probably still take."""
+        tokens = request.known + request.promised + self.growth.tokens(request, self.holdings.page_size)
+        return max(0, self.holdings.pages_for(tokens) - request.table.num_pages)
+
+    def _start(self, request: Request, now: float) -> None:
+        request.move_to(Status.PREFILLING)
+        request.slot = self._free_slots.pop()
+        self._running.append(request)
+        self._opened.append(request.slot_open())
+        self.totals.prompt_lookups(request)
+        if request.first_cached is None:
+            request.first_cached = request.computed
+            request.admitted_at = now
+
+    def _refresh_hints(self) -> None:
+        """Bring matches up to date, a bounded number in each plan, in turn."""
+        count = len(self._waiting)
+        for offset in range(min(count, HINTS_PER_PLAN)):
+            self.holdings.refresh_hint(self._waiting[(self._hint_cursor + offset) % count])
+        self._hint_cursor = (self._hint_cursor + HINTS_PER_PLAN) % count if count > HINTS_PER_PLAN else 0
+
+    def _awaits_shared_prefix(self, request: Request) -> bool:
+        """Whether a running request is about to publish much more of this one's prefix than is cached now."""
+        if not self.holdings.caches(request):
+            return False
+        page_size = self.holdings.page_size
+        limit = request.match_limit
+        refreshed = False
+        for other in self._running:
+            will_publish = len(other.key) // 4 // page_size * page_size
+            if other.cached >= will_publish or not self.holdings.caches(other):
+                continue
+            if other.message.namespace != request.message.namespace:
+                continue
+            if not refreshed:
+                self.holdings.refresh_hint(request)
+                refreshed = True
+            useful = min(limit, will_publish) - request.hint_tokens
+            if useful < SHARE_TOKENS:
+                continue
+            shared = common_prefix_tokens(request.key, other.key)
+            if min(shared, limit, will_publish) - request.hint_tokens >= SHARE_TOKENS:
+                return True
+        return False
+
+    # ---- commit --------------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult) -> None:
+        """Take in what the oldest step in flight brought."""
+        flight = self._take_flight(result.step)
+        self.totals.step(result.seconds, len(flight.rows))
+        last = self._in_flight[-1].step if self._in_flight else None
+        for index, row in enumerate(flight.rows):
+            request = row.request
+            if request.is_terminal:
+                continue
+            if index in result.errors:
+                finish = Finish("error", message=result.errors[index], status=500)
+                self._end(request, Status.FAILED, finish, 0)
+                continue
+            self.totals.computed_tokens += row.end - row.start
+            request.computed = row.end
+            if index in result.prompt_logprobs:
+                self._add_prompt_logprobs(row, result.prompt_logprobs[index])
+            in_prompt = min(request.computed, len(request.key) // 4)
+            self.holdings.publish(request, in_prompt, last)
+            if row.samples:
+                request.promised -= 1
+                self._add_token(request, int(result.token_ids[index]), result.logprobs.get(index))
+            elif request.computed >= request.prompt_tokens and request.max_new_tokens == 0:
+                self._end(request, Status.FINISHED, Finish("length"), request.computed)
+        self.holdings.settle(flight.step)
+
+    def commit_failure(self, step: int, message: str) -> None:
+        """The oldest step in flight failed as a whole: exactly its requests fail."""
+        flight = self._take_flight(step)
+        for row in flight.rows:
+            if not row.request.is_terminal:
+                self._end(row.request, Status.FAILED, Finish("error", message=message, status=500), 0)
+        self.holdings.settle(step)
+
+    def _take_flight(self, step: int) -> InFlight:
+        flight = self._in_flight.popleft()
+        if flight.step != step:
+            raise ValueError(f"step {step} was committed, step {flight.step} is due")
+        return flight
+
+    def _add_token(self, request: Request, token: int, logprobs: RowLogprobs | None) -> None:
+        if request.status is Status.PREFILLING:
+            request.move_to(Status.DECODING)
+        request.tokens.append(token)
+        request.unsent.append(token)
+        self.totals.output_tokens += 1
+        if logprobs is not None:
+            request.unsent_logprobs.append(token_logprob(token, logprobs, 0))
+        finish = None
+        if token in request.stop_ids:
+            finish = Finish("stop", matched=token)
+        elif request.num_outputs >= request.max_new_tokens:
+            finish = Finish("length")
+        if finish is not None:
+            self.growth.finished(request.num_outputs)
+            self._end(request, Status.FINISHED, finish, request.computed)
+
+    def _add_prompt_logprobs(self, row: Row, logprobs: RowLogprobs) -> None:
+        request = row.request
+        start = request.message.prompt_logprobs_from
+        assert start is not None
+        if not request.prompt_logprobs and start == 0:
+            request.prompt_logprobs.append(TokenLogprob(request.tokens[0], None))
+        first = max(max(start - 1, 0), row.start) + 1
+        for offset in range(len(logprobs.logprobs)):
+            request.prompt_logprobs.append(token_logprob(request.tokens[first + offset], logprobs, offset))
+
+    # ---- endings -------------------------------------------------------------------------------------------
+
+    def _end(self, request: Request, status: Status, finish: Finish | None, keep_tokens: int) -> None:
+        """The one way out: state, pages, slot and the client's last event change together.
+
+        `keep_tokens`: computed tokens that the tree may have.  Without `finish` the client knows already.
+        """
+        was_waiting = request.status is Status.WAITING
+        request.move_to(status)
+        request.finish = finish
+        del self._requests[request.rid]
+        if finish is not None:
+            self._send_tokens(request)
+        if was_waiting:
+            self._waiting.remove(request)
+            return
+        self._running.remove(request)
+        self._give_slot_back(request)
+        in_flight = request.planned > request.computed and bool(self._in_flight)
+        self.holdings.release(request, keep_tokens, self._in_flight[-1].step if in_flight else None)
+
+    def _give_slot_back(self, request: Request) -> None:
+        assert request.slot is not None
+        opened = len(self._opened)
+        # A slot that no plan has opened yet need not be closed.
+        self._opened = [o for o in self._opened if o.slot != request.slot]
+        if len(self._opened) == opened:
+            self._closed.append(request.slot)
+        self._free_slots.append(request.slot)
+        request.slot = None
+
+    def _send_tokens(self, request: Request) -> None:
+        waited = 0.0 if request.admitted_at is None else request.admitted_at - request.arrival
+        finish = request.finish
+        self._events.append(
+            TokenDelta(
+                rid=request.rid,
+                ids=request.unsent.tobytes(),
+                open=None if request.opened else request.stream_open(),
+                finish=finish,
+                trailing_stop=finish is not None and finish.reason == "stop",
+                prompt_tokens=request.prompt_tokens,
+                cached_tokens=request.first_cached or 0,
+                logprobs=tuple(request.unsent_logprobs),
+                prompt_logprobs=tuple(request.prompt_logprobs) if not request.opened else (),
+                queue_seconds=waited,
+            )
+        )
+        request.opened = True
+        del request.unsent[:]
+        request.unsent_logprobs.clear()
+
+    # ---- invariants ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recompute what is kept for speed and compare.  Raises AssertionError."""
+        everybody = self._waiting + self._running
+        assert sorted(self._requests) == sorted(r.rid for r in everybody), "requests = waiting + running"
+        slots = [r.slot for r in self._running if r.slot is not None]
+        assert len(slots) == len(self._running), "a running request has a slot"
+        assert sorted([*self._free_slots, *slots]) == list(range(self.limits.max_running_requests)), "slots"
+        for request in everybody:
+            assert not request.is_terminal, "who is here has not ended"
+            assert request.cached <= request.computed <= request.planned <= request.known + request.promised
+            assert self.holdings.pages_for(request.planned) <= request.table.num_pages, "planned tokens have pages"
+        for request in self._waiting:
+            assert request.table.num_pages == 0, "who waits owns no page"
+            assert request.lock is None, "who waits holds no lock"
+        self.holdings.check(everybody)
+
+
+def token_logprob(token: int, logprobs: RowLogprobs, index: int) -> TokenLogprob:
+    """Entry `index` of a row's logprobs as a message part about `token`."""
+    return TokenLogprob(
+        token,
+        float(logprobs.logprobs[index]),
+        tuple(logprobs.top_ids[index].tolist()),
+        tuple(logprobs.top_logprobs[index].tolist()),
+    )
+
+
+def common_prefix_tokens(a: bytes, b: bytes) -> int:
+    """Leading tokens that two packed sequences share."""
+    end = min(len(a), len(b))
+    if a[:end] == b[:end]:
+        return end // 4
+    differs = np.frombuffer(a, np.int32, end // 4) != np.frombuffer(b, np.int32, end // 4)
+    return int(differs.argmax())

@@ -1,0 +1,175 @@
+"""The one place where requests take pages and give them back.
+
+A page has one reference for every owner: each request that has it in its table, and the tree if the tree holds
+it.  A page becomes free when its last owner lets go, so it never matters who lets go first.
+
+    table of a request:   | tree's, matched | tree's, published | its own, full | its own, partly filled |
+                          0              cached at            cached          computed (floor)          computed
+                                         admission
+
+While a step is in flight it may read or write every page that was in its plan.  Pages that a request loses in
+that time (it ended, or the tree had the same run already) rest in limbo until that step has been committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from radix import PagePool, RadixTree
+from scheduler.request import Request
+
+# (source page, destination page, rows): rows to copy before the step that computes on top of them.
+Copy = tuple[int, int, int]
+
+
+class Holdings:
+    """Pages of all requests, over one pool and one tree.  Without `use_cache` nothing is matched or published."""
+
+    def __init__(self, pool: PagePool, tree: RadixTree, use_cache: bool) -> None:
+        self.pool = pool
+        self.tree = tree
+        self.use_cache = use_cache
+        self.evicted_pages = 0
+        self._limbo: deque[tuple[int, list[int]]] = deque()
+
+    @property
+    def page_size(self) -> int:
+        """Token slots of a page."""
+        return self.pool.page_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had now: the free ones and those that eviction would free."""
+        return self.pool.num_free + self.tree.evictable_pages
+
+    def caches(self, request: Request) -> bool:
+        """Whether the request takes from the cache and gives to it."""
+        return self.use_cache and request.message.use_cache
+
+    def refresh_hint(self, request: Request) -> None:
+        """Bring the request's match length up to date with the tree.  A hint only: nothing is locked or touched."""
+        if request.hint_version != self.tree.version:
+            request.hint_tokens = 0
+            if self.caches(request):
+                match = self.tree.match(request.message.namespace, request.key, request.match_limit, touch=False)
+                request.hint_tokens = match.num_tokens
+            request.hint_version = self.tree.version
+
+    def admit(self, request: Request, reserve_pages: int) -> list[Copy] | None:
+        """Take what is cached of the request's known tokens, if the rest of them and `reserve_pages` can be had too.
+
+        The match is locked before anything is counted, since what it covers cannot be evicted any more.
+        Returns the copies to make first (the matched rows of a page that is shared only in part), or None, and
+        nothing has changed, when there is not enough room.
+        """
+        if not self.caches(request):
+            return [] if self.pages_for(request.known) + reserve_pages <= self.available else None
+        limit = request.match_limit
+        while True:
+            match = self.tree.match(request.message.namespace, request.key, limit)
+            lock = self.tree.lock(match)
+            full = len(match.pages)
+            if self.pages_for(request.known) - full + reserve_pages <= self.available:
+                break
+            self.tree.unlock(lock)
+            # What is matched is locked, the rest of its nodes too: a request that runs alone must fit in spite of
+            # that.  So it does with less: first without the page to copy from, then without the cache.
+            if match.partial_page is not None:
+                limit = full * self.page_size
+            elif reserve_pages == 0 and full > 0:
+                limit = 0
+            else:
+                return None
+        self.pool.share(match.pages)
+        request.table.extend(match.pages)
+        request.lock = lock
+        request.cached = full * self.page_size
+        request.computed = request.planned = request.cached
+        copies: list[Copy] = []
+        if match.partial_page is not None and self.grow(request, request.cached + 1):
+            copies.append((match.partial_page, int(request.table.pages[full]), match.partial_rows))
+            request.computed = request.planned = match.num_tokens
+        return copies
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make the request's table hold `num_tokens` tokens, evicting if need be.  False, unchanged, if impossible."""
+        needed = self.pages_for(num_tokens) - request.table.num_pages
+        if needed <= 0:
+            return True
+        short = needed - self.pool.num_free
+        if short > 0:
+            self.evicted_pages += self.tree.evict(short)
+        pages = self.pool.alloc(needed)
+        if pages is None:
+            return False
+        request.table.extend(pages)
+        return True
+
+    def publish(self, request: Request, num_tokens: int, in_flight_step: int | None) -> None:
+        """Give the tree the full pages among the first `num_tokens` computed tokens.
+
+        Where the tree has the same run already, the request is pointed at the tree's pages, and its duplicates
+        go back (after `in_flight_step`, which may still use them).
+        """
+        full = num_tokens // self.page_size
+        end = full * self.page_size
+        if not self.caches(request) or end <= request.cached:
+            return
+        namespace = request.message.namespace
+        insert = self.tree.insert(
+            namespace, request.tokens[:end].tobytes(), request.table.pages[:full].tolist(), request.lock
+        )
+        request.lock = insert.lock
+        self._adopt(request, insert.pages, request.cached // self.page_size, in_flight_step)
+        request.cached = end
+
+    def _adopt(self, request: Request, tree_pages: list[int], first: int, in_flight_step: int | None) -> None:
+        duplicates = []
+        for index in range(first, len(tree_pages)):
+            page = tree_pages[index]
+            if page != request.table.pages[index]:
+                self.pool.share([page])
+                duplicates.append(request.table.repoint(index, page))
+        self._let_go(duplicates, in_flight_step)
+
+    def release(self, request: Request, keep_tokens: int, in_flight_step: int | None) -> None:
+        """Take everything from a request.  The tree gets its first `keep_tokens` tokens, the partly filled page too."""
+        if self.caches(request) and keep_tokens > request.cached:
+            pages = request.table.pages[: self.pages_for(keep_tokens)].tolist()
+            tokens = request.tokens[:keep_tokens].tobytes()
+            request.lock = self.tree.insert(request.message.namespace, tokens, pages, request.lock).lock
+        if request.lock is not None:
+            self.tree.unlock(request.lock)
+            request.lock = None
+        self._let_go(request.table.take_all(), in_flight_step)
+        request.cached = request.computed = request.planned = request.promised = 0
+
+    def _let_go(self, pages: list[int], in_flight_step: int | None) -> None:
+        if not pages:
+            return
+        if in_flight_step is None:
+            self.pool.release(pages)
+        else:
+            self._limbo.append((in_flight_step, pages))
+
+    def settle(self, step: int) -> None:
+        """A step has been committed: what rested for it is let go."""
+        while self._limbo and self._limbo[0][0] <= step:
+            self.pool.release(self._limbo.popleft()[1])
+
+    def check(self, requests: list[Request]) -> None:
+        """Recompute every counter.  Raises AssertionError when one is off."""
+        self.tree.check()
+        self.pool.check(self._owners(requests))
+
+    def _owners(self, requests: list[Request]) -> Iterator[list[int]]:
+        yield self.tree.all_pages()
+        for request in requests:
+            yield request.table.pages.tolist()
+        for _, pages in self._limbo:
+            yield pages

@@ -1,0 +1,203 @@
+"""The scheduler's rim: sockets, the clock, the executor, and the loop that joins them to the core."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from radix import PagePool, RadixTree
+from scheduler.core import Limits, Scheduler
+from scheduler.policy import POLICIES
+from srt.child import Phases, StartError, configure_logging
+from srt.config import SchedulerConfig, inbox_path, read_scheduler_config
+from srt.ipc import Inbox, Outbox
+from srt.messages import (
+    Call,
+    CallReply,
+    Rejected,
+    SchedulerInbox,
+    Shutdown,
+    StepOutput,
+    TokenDelta,
+)
+from srt.plan import Executor, Plan, StepHandle
+
+log = logging.getLogger("sapwood.scheduler")
+
+STATS_SECONDS = 0.25
+LOG_SECONDS = 10.0
+# How long to wait for messages when something is left to do that no step in flight will bring about.
+STALLED_WAIT_SECONDS = 0.02
+
+
+def build_core(config: SchedulerConfig) -> Scheduler:
+    """The core as configured.  Raises StartError for an unknown policy."""
+    if config.schedule_policy not in POLICIES:
+        known = ", ".join(sorted(POLICIES))
+        raise StartError(f"--schedule-policy {config.schedule_policy}: unknown, choose one of {known}")
+    pool = PagePool(config.num_pages, config.page_size)
+    limits = Limits(
+        context_length=config.model.context_length,
+        max_step_tokens=config.max_step_tokens,
+        max_running_requests=config.max_running_requests,
+        max_queued_requests=config.max_queued_requests,
+        eos_token_ids=frozenset(config.model.eos_token_ids),
+    )
+    return Scheduler(
+        limits,
+        pool,
+        RadixTree(pool),
+        POLICIES[config.schedule_policy](),
+        use_cache=not config.disable_radix_cache,
+        stream_interval=config.stream_interval,
+    )
+
+
+class Loop:
+    """Runs the core until told to shut down; with `overlap` a step is planned while the one before runs."""
+
+    def __init__(
+        self,
+        core: Scheduler,
+        executor: Executor,
+        inbox: Inbox[SchedulerInbox],
+        detokenizer: Outbox,
+        front: Outbox,
+        overlap: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._executor = executor
+        self._inbox = inbox
+        self._detokenizer = detokenizer
+        self._front = front
+        self._overlap = overlap
+        self._clock = clock
+        self._stopping = False
+        self._stats_sent = 0.0
+        self._logged = clock()
+        self._logged_tokens = (0, 0, 0)
+
+    def run(self) -> None:
+        """Return after Shutdown."""
+        running: tuple[Plan, StepHandle] | None = None
+        while True:
+            self._receive()
+            if self._stopping:
+                break
+            launched = self._launch()
+            if running is not None:
+                self._commit(*running)
+            running = launched
+            if running is not None and not self._overlap:
+                self._commit(*running)
+                running = None
+            self._send()
+            if running is None and launched is None:
+                self._rest()
+        if running is not None:
+            self._commit(*running)
+        self._executor.close()
+
+    def _receive(self) -> None:
+        now = self._clock()
+        for message in self._inbox.drain():
+            if isinstance(message, Shutdown):
+                self._stopping = True
+            elif isinstance(message, Call):
+                self._answer(message)
+            else:
+                self._core.accept(message, now)
+
+    def _answer(self, call: Call) -> None:
+        if call.what == "flush_cache":
+            done = self._core.flush()
+            why = "" if done else f"{self._core.num_running} requests are running; try again when none is"
+            self._front.send(CallReply(call.call_id, done, why))
+        self._send_stats()
+        if call.what == "stats":
+            self._front.send(CallReply(call.call_id, True))
+
+    def _launch(self) -> tuple[Plan, StepHandle] | None:
+        begin = self._clock()
+        plan = self._core.plan(begin)
+        if plan is None:
+            return None
+        self._core.totals.plan_seconds += self._clock() - begin
+        return plan, self._executor.launch(plan)
+
+    def _commit(self, plan: Plan, handle: StepHandle) -> None:
+        try:
+            result = handle.wait()
+        except Exception as error:
+            log.exception("step %d failed; its %d requests end with an error", plan.step, plan.num_rows)
+            self._core.commit_failure(plan.step, f"the forward pass failed: {error}")
+            return
+        self._core.commit(result)
+
+    def _send(self) -> None:
+        deltas: list[TokenDelta] = []
+        for event in self._core.take_events():
+            if isinstance(event, Rejected):
+                self._front.send(event)
+            else:
+                deltas.append(event)
+        if deltas:
+            self._detokenizer.send(StepOutput(tuple(deltas)))
+        now = self._clock()
+        if now - self._stats_sent >= STATS_SECONDS or self._core.idle:
+            self._send_stats()
+        if now - self._logged >= LOG_SECONDS:
+            self._log(now)
+
+    def _send_stats(self) -> None:
+        self._stats_sent = self._clock()
+        self._front.send(self._core.stats(self._stats_sent))
+
+    def _log(self, now: float) -> None:
+        totals = self._core.totals
+        tokens = (totals.prompt_tokens, totals.cached_tokens, totals.output_tokens)
+        prompt, cached, output = (new - old for new, old in zip(tokens, self._logged_tokens, strict=True))
+        seconds, self._logged, self._logged_tokens = now - self._logged, now, tokens
+        if prompt or output:
+            log.info(
+                "running %d, waiting %d; cached %d of %d prompt tokens (%.0f%%), %.1f output tokens/s, pool %.0f%% used",
+                self._core.num_running,
+                self._core.num_waiting,
+                cached,
+                prompt,
+                100 * cached / prompt if prompt else 0,
+                output / seconds,
+                100 * (1 - self._core.holdings.available / self._core.holdings.pool.num_pages),
+            )
+
+    def _rest(self) -> None:
+        """Nothing runs: sleep until a message comes, or shortly where something is left to do."""
+        unsent = not (self._detokenizer.flush() and self._front.flush())
+        self._inbox.wait(STALLED_WAIT_SECONDS if unsent or not self._core.idle else None)
+
+
+def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready: Callable[..., None]) -> None:
+    """Run the scheduler process; see `srt.child.run_worker`."""
+    config = read_scheduler_config(settings_path)
+    configure_logging(config.log_level, "scheduler")
+    inbox: Inbox[SchedulerInbox] = Inbox(context, inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
+    core = build_core(config)
+    with phases("import torch"):
+        from srt.model.worker import build_executor
+    executor = build_executor(config, phases)
+    detokenizer = Outbox(context, inbox_path(config.run_dir, "detokenizer"))
+    front = Outbox(context, inbox_path(config.run_dir, "front"))
+    # What lives now lives to the end: the collector need not walk it again during serving.
+    gc.collect()
+    gc.freeze()
+    ready(0, page_size=config.page_size, pages=config.num_pages, policy=config.schedule_policy)
+    Loop(core, executor, inbox, detokenizer, front, config.overlap).run()
+    for socket in (inbox, detokenizer, front):
+        socket.close()

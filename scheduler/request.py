@@ -1,0 +1,236 @@
+"""A request inside the scheduler: its tokens, what of them is computed, what it owns, and its life cycle.
+
+    0            cached          computed          planned            known    known + promised
+    |--------------|----------------|-----------------|-----------------|-----------|
+     the tree's      pages of its     being computed    tokens that wait   sampled by a step in
+     pages, shared   own (or the      by steps that     to be computed     flight: the id is known
+     and locked      tree's, after    are in flight                        to the executor only
+                     publishing)
+
+Every step moves `planned` towards `known + promised`; when it arrives there the step samples one more token.
+Prefill, chunk, prefix hit and coming back after a retraction are all this one rule.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+import numpy as np
+
+from radix import Lock
+from srt.messages import Finish, Generate, StreamOpen, TokenLogprob
+from srt.plan import Int32Array, SlotOpen
+
+# Prompt ids that travel with a stream as context for tokenizers that decode differently after other tokens.
+PROMPT_TAIL_TOKENS = 8
+
+
+class Status(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+TERMINAL = frozenset({Status.FINISHED, Status.CANCELLED, Status.FAILED})
+
+# Admission is WAITING -> PREFILLING, retraction the way back: both are instants, not states.
+LEGAL_EDGES: dict[Status, frozenset[Status]] = {
+    Status.WAITING: frozenset({Status.PREFILLING, Status.FINISHED, Status.CANCELLED, Status.FAILED}),
+    Status.PREFILLING: frozenset({Status.DECODING, Status.WAITING, *TERMINAL}),
+    Status.DECODING: frozenset({Status.WAITING, *TERMINAL}),
+    Status.FINISHED: frozenset(),
+    Status.CANCELLED: frozenset(),
+    Status.FAILED: frozenset(),
+}
+
+
+class IllegalTransition(Exception):
+    """A request was asked to take an edge that its life cycle does not have; its state is unchanged."""
+
+
+class PageTable:
+    """A request's ordered page ids in one growing int32 array, so that a plan takes them without a copy per page."""
+
+    __slots__ = ("_pages", "num_pages")
+
+    def __init__(self) -> None:
+        self._pages: Int32Array = np.empty(16, dtype=np.int32)
+        self.num_pages = 0
+
+    @property
+    def pages(self) -> Int32Array:
+        """int32 [num_pages], a view: valid until the table grows."""
+        return self._pages[: self.num_pages]
+
+    def extend(self, pages: list[int]) -> None:
+        """Append page ids."""
+        end = self.num_pages + len(pages)
+        if end > len(self._pages):
+            grown = np.empty(max(end, 2 * len(self._pages)), dtype=np.int32)
+            grown[: self.num_pages] = self.pages
+            self._pages = grown
+        self._pages[self.num_pages : end] = pages
+        self.num_pages = end
+
+    def repoint(self, index: int, page: int) -> int:
+        """Put another page at `index` and return the one that was there."""
+        old = int(self._pages[index])
+        self._pages[index] = page
+        return old
+
+    def take_all(self) -> list[int]:
+        """Empty the table and return what was in it."""
+        pages: list[int] = self.pages.tolist()
+        self.num_pages = 0
+        return pages
+
+
+class Request:
+    """One sample being made.  Only the scheduler changes it, and `status` only through `move_to`."""
+
+    __slots__ = (
+        "admitted_at",
+        "arrival",
+        "cached",
+        "computed",
+        "finish",
+        "first_cached",
+        "hint_tokens",
+        "hint_version",
+        "key",
+        "lock",
+        "max_new_tokens",
+        "message",
+        "opened",
+        "order",
+        "planned",
+        "promised",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "retractions",
+        "slot",
+        "status",
+        "stop_ids",
+        "table",
+        "tokens",
+        "unsent",
+        "unsent_logprobs",
+    )
+
+    def __init__(
+        self, message: Generate, arrival: float, order: int, max_new_tokens: int, stop_ids: frozenset[int]
+    ) -> None:
+        self.message = message
+        self.arrival = arrival
+        # Rank of arrival, for ties.
+        self.order = order
+        self.tokens = array("i", message.prompt_ids)
+        self.prompt_tokens = len(self.tokens)
+        # The known tokens as the tree wants them; renewed when a retracted request goes back to wait.
+        self.key = message.prompt_ids
+        self.max_new_tokens = max_new_tokens
+        self.stop_ids = stop_ids
+        self.status = Status.WAITING
+        self.finish: Finish | None = None
+        # Tokens: see the ruler above.
+        self.cached = 0
+        self.computed = 0
+        self.planned = 0
+        self.promised = 0
+        # Possessions.
+        self.table = PageTable()
+        self.lock: Lock | None = None
+        self.slot: int | None = None
+        # The last match made while waiting: its length, and the version of the tree that it was made in.
+        self.hint_tokens = 0
+        self.hint_version = -1
+        # Reports.
+        self.admitted_at: float | None = None
+        self.first_cached: int | None = None
+        self.retractions = 0
+        # What has not been told to the client yet.
+        self.opened = False
+        self.unsent = array("i")
+        self.unsent_logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        return self.message.rid
+
+    @property
+    def known(self) -> int:
+        """Tokens whose ids the scheduler knows: prompt and committed outputs."""
+        return len(self.tokens)
+
+    @property
+    def num_outputs(self) -> int:
+        """Committed output tokens."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def to_plan(self) -> int:
+        """Tokens that the next step could compute; zero when the outputs on their way already reach the limit."""
+        # A limit of zero asks for the prompt alone; it is computed, and nothing is sampled.
+        if self.promised and self.num_outputs + self.promised >= self.max_new_tokens:
+            return 0
+        return self.known + self.promised - self.planned
+
+    @property
+    def remaining_outputs(self) -> int:
+        """Output tokens that may still come."""
+        return max(0, self.max_new_tokens - self.num_outputs)
+
+    @property
+    def is_terminal(self) -> bool:
+        """True once the client has been told the end."""
+        return self.status in TERMINAL
+
+    @property
+    def match_limit(self) -> int:
+        """Tokens that may come from the cache.
+
+        The last known token is always computed, since its logits are needed, and with prompt logprobs so is
+        every token from the one before the first that is asked for.
+        """
+        limit = len(self.tokens) - 1
+        start = self.message.prompt_logprobs_from
+        return limit if start is None else max(0, min(limit, start - 1))
+
+    def move_to(self, status: Status) -> None:
+        """Take an edge of the life cycle.  Raises IllegalTransition, and changes nothing, where there is none."""
+        if status not in LEGAL_EDGES[self.status]:
+            raise IllegalTransition(f"{self.rid}: {self.status.value} -> {status.value}")
+        self.status = status
+
+    def slot_open(self) -> SlotOpen:
+        """The sampling state to set up in the executor, as of the committed tokens."""
+        assert self.slot is not None
+        tokens = np.array(self.tokens, dtype=np.int32)
+        return SlotOpen(
+            slot=self.slot,
+            sampling=self.message.sampling,
+            seed=self.message.seed,
+            prompt_ids=tokens[: self.prompt_tokens],
+            output_ids=tokens[self.prompt_tokens :],
+            logprobs=self.message.logprobs,
+            stop_ids=tuple(sorted(self.stop_ids)),
+        )
+
+    def stream_open(self) -> StreamOpen:
+        """What the detokenizer must know."""
+        sampling = self.message.sampling
+        tail = self.tokens[max(0, self.prompt_tokens - PROMPT_TAIL_TOKENS) : self.prompt_tokens]
+        return StreamOpen(
+            prompt_tail=tail.tobytes(),
+            stop=sampling.stop,
+            skip_special_tokens=sampling.skip_special_tokens,
+            no_stop_trim=sampling.no_stop_trim,
+        )

@@ -1,0 +1,106 @@
+"""A core, its oracle and a clock in one, to be stepped by tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+from radix import PagePool, RadixTree
+from scheduler.core import Limits, Scheduler
+from scheduler.policy import POLICIES
+from srt.messages import Abort, Rejected, StopFound
+from srt.plan import Plan, StepHandle
+from tests.scheduler.oracle import Oracle, Stream, message
+
+
+class Bench:
+    """Drives a scheduler as its loop does.  `overlap` keeps one step in flight while the next is planned."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        step_tokens: int = 32,
+        rows: int = 4,
+        context: int = 200,
+        policy: str = "lpm",
+        overlap: bool = True,
+        use_cache: bool = True,
+        eos: frozenset[int] = frozenset(),
+        max_queued: int | None = None,
+    ) -> None:
+        self.pool = PagePool(pages, page_size)
+        self.tree = RadixTree(self.pool)
+        limits = Limits(context, step_tokens, rows, max_queued, eos)
+        self.core = Scheduler(limits, self.pool, self.tree, POLICIES[policy](), use_cache)
+        self.oracle = Oracle(pages, page_size, step_tokens, rows)
+        self.overlap = overlap
+        self.now = 0.0
+        self.streams: dict[str, Stream] = defaultdict(Stream)
+        self.rejected: dict[str, Rejected] = {}
+        self._flight: deque[tuple[Plan, StepHandle]] = deque()
+
+    def send(self, rid: str, prompt: Sequence[int], max_new: int | None = 5, **changes: object) -> None:
+        """A request arrives."""
+        self.core.accept(message(rid, prompt, max_new, **changes), self.now)
+        self._collect()
+
+    def abort(self, rid: str) -> None:
+        """A client goes away."""
+        self.core.accept(Abort(rid), self.now)
+        self._collect()
+
+    def stop_found(self, rid: str, output_tokens: int) -> None:
+        """The detokenizer found a stop string."""
+        self.core.accept(StopFound(rid, output_tokens), self.now)
+        self._collect()
+
+    def step(self) -> bool:
+        """One turn of the loop.  False when neither a plan nor a commit came of it."""
+        self.now += 0.01
+        plan = self.core.plan(self.now)
+        launched = [] if plan is None else [(plan, self.oracle.launch(plan))]
+        busy = bool(launched or self._flight)
+        if self._flight:
+            self.commit_oldest()
+        self._flight.extend(launched)
+        if self._flight and not self.overlap:
+            self.commit_oldest()
+        self._collect()
+        return busy
+
+    def commit_oldest(self) -> None:
+        """Commit the oldest step in flight."""
+        _, handle = self._flight.popleft()
+        self.core.commit(handle.wait())
+        self._collect()
+
+    def run(self, max_steps: int = 3000) -> None:
+        """Step until everything has ended, checking every invariant after each step."""
+        for _ in range(max_steps):
+            self.step()
+            self.core.check()
+            if self.core.idle and not self._flight:
+                return
+        raise AssertionError(
+            f"not idle after {max_steps} steps: {self.core.num_running} run, {self.core.num_waiting} wait"
+        )
+
+    def _collect(self) -> None:
+        for event in self.core.take_events():
+            if isinstance(event, Rejected):
+                self.rejected[event.rids[0]] = event
+            else:
+                stream = self.streams[event.rid]
+                assert stream.ends == 0, "nothing comes after the end"
+                stream.deltas.append(event)
+                assert (event.open is not None) == (len(stream.deltas) == 1), "the first output opens the stream"
+
+    def assert_whole(self) -> None:
+        """Nothing runs, nothing is locked, and everything but the cache is free."""
+        assert self.core.idle
+        assert self.tree.locked_pages == 0
+        assert self.pool.num_free + self.tree.evictable_pages == self.pool.num_pages
+        assert self.core.flush()
+        assert self.pool.num_free == self.pool.num_pages

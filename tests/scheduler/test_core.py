@@ -1,0 +1,376 @@
+"""The scheduler's core, one behaviour at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.request import IllegalTransition, Request, Status
+from tests.scheduler.bench import Bench
+from tests.scheduler.oracle import generate, message
+
+
+def prompt_of(length: int, first: int = 100) -> list[int]:
+    """Distinct tokens."""
+    return list(range(first, first + length))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_lone_request_gets_its_tokens(page_size: int, overlap: bool) -> None:
+    bench = Bench(page_size=page_size, overlap=overlap)
+    bench.send("a", prompt_of(21), 9)
+    bench.run()
+    assert bench.streams["a"].ids == generate(prompt_of(21), 9)
+    assert bench.streams["a"].reason == "length"
+    bench.assert_whole()
+
+
+def test_a_second_call_reuses_all_but_the_last_prompt_token() -> None:
+    for page_size in (1, 4, 16):
+        for length in (15, 16, 17, 33):
+            bench = Bench(page_size=page_size)
+            bench.send("a", prompt_of(length), 5)
+            bench.run()
+            bench.send("b", prompt_of(length), 5)
+            bench.run()
+            assert bench.streams["a"].cached_tokens == 0
+            assert bench.streams["b"].cached_tokens == length - 1
+            assert bench.streams["b"].ids == bench.streams["a"].ids
+            bench.assert_whole()
+
+
+def test_the_next_turn_reuses_prompt_and_answer_but_the_last_sampled_token() -> None:
+    bench = Bench(page_size=16)
+    bench.send("a", prompt_of(40), 9)
+    bench.run()
+    history = [*prompt_of(40), *bench.streams["a"].ids]
+    bench.send("b", [*history, 1, 2, 3], 4)
+    bench.run()
+    # The token sampled last was never computed, so it has no KV.
+    assert bench.streams["b"].cached_tokens == len(history) - 1
+    assert bench.streams["b"].ids == generate([*history, 1, 2, 3], 4)
+    bench.assert_whole()
+
+
+def test_reuse_is_exact_to_the_token_at_every_offset_inside_a_page() -> None:
+    for shared in range(1, 34):
+        bench = Bench(page_size=16)
+        bench.send("a", prompt_of(40), 3)
+        bench.run()
+        other = [*prompt_of(40)[:shared], *range(1, 20)]
+        bench.send("b", other, 3)
+        bench.run()
+        assert bench.streams["b"].cached_tokens == shared
+        assert bench.streams["b"].ids == generate(other, 3)
+        bench.assert_whole()
+
+
+def test_requests_that_share_an_uncomputed_prefix_compute_it_once() -> None:
+    bench = Bench(pages=200, page_size=4, rows=8, step_tokens=32, context=400)
+    head = prompt_of(100)
+    for index in range(8):
+        bench.send(f"r{index}", [*head, index + 1], 3)
+    bench.run()
+    cached = sorted(bench.streams[f"r{index}"].cached_tokens for index in range(8))
+    assert cached == [0] + [100] * 7
+    computed = sum(plan.num_tokens for plan in bench.oracle.plans)
+    assert computed < 101 + 8 * 8
+    bench.assert_whole()
+
+
+def test_decode_rows_come_first_and_a_long_prompt_is_cut_into_chunks() -> None:
+    bench = Bench(pages=200, step_tokens=16, context=400)
+    bench.send("chat", prompt_of(8), 40)
+    for _ in range(4):
+        bench.step()
+    bench.send("long", prompt_of(150, 1000), 2)
+    before = len(bench.oracle.plans)
+    bench.run()
+    chunked = [plan for plan in bench.oracle.plans[before:] if plan.num_tokens > 2]
+    assert len(chunked) >= 150 // 15
+    for plan in chunked[:-1]:
+        assert plan.qo_indptr[1] == 1, "the stream's row is there, and first"
+    assert bench.streams["long"].ids == generate(prompt_of(150, 1000), 2)
+
+
+def test_a_full_pool_retracts_and_nothing_is_lost() -> None:
+    for overlap in (True, False):
+        bench = Bench(pages=24, page_size=4, rows=6, context=90, overlap=overlap)
+        bench.core.growth.mean_tokens = 1.0
+        for index in range(6):
+            bench.send(f"r{index}", prompt_of(10, 100 * (index + 1)), 50)
+        bench.run()
+        assert bench.core.totals.retractions > 0
+        for index in range(6):
+            assert bench.streams[f"r{index}"].ids == generate(prompt_of(10, 100 * (index + 1)), 50)
+        bench.assert_whole()
+
+
+def test_ten_requests_of_nearly_the_pools_size_all_finish() -> None:
+    bench = Bench(pages=15, page_size=4, rows=10, context=60)
+    for index in range(10):
+        bench.send(f"r{index}", prompt_of(25, 100 * (index + 1)), 24)
+    bench.run()
+    assert {stream.reason for stream in bench.streams.values()} == {"length"}
+    bench.assert_whole()
+
+
+def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
+    bench = Bench(pages=10, page_size=4, context=500)
+    bench.send("long", prompt_of(41))
+    assert "41 tokens" in bench.rejected["long"].message
+    assert "room for 40" in bench.rejected["long"].message
+    bench = Bench(pages=100, page_size=4, context=50)
+    bench.send("long", prompt_of(50))
+    assert bench.rejected["long"].code == "context_length_exceeded"
+    assert "50 tokens" in bench.rejected["long"].message
+    assert "room for 49" in bench.rejected["long"].message
+    bench.send("empty", [])
+    assert bench.rejected["empty"].code == "empty_prompt"
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 20, 37, 38, 39, 40])
+def test_output_ends_by_length_at_the_wall_of_the_pool(prompt_tokens: int) -> None:
+    bench = Bench(pages=10, page_size=4, context=500)
+    bench.send("a", prompt_of(prompt_tokens), 300)
+    bench.run()
+    # The last sampled token needs no slot.
+    assert bench.streams["a"].ids == generate(prompt_of(prompt_tokens), 41 - prompt_tokens)
+    assert bench.streams["a"].reason == "length"
+    bench.assert_whole()
+
+
+def test_a_conversation_that_fills_the_pool_can_go_on() -> None:
+    bench = Bench(pages=16, page_size=4, context=500)
+    bench.send("a", prompt_of(30), 20)
+    bench.run()
+    history = [*prompt_of(30), *bench.streams["a"].ids, 1]
+    bench.send("b", history, 500)
+    bench.run()
+    assert bench.streams["b"].ids == generate(history, 65 - len(history))
+    bench.assert_whole()
+
+
+def test_eos_and_stop_ids_end_a_request_and_are_marked() -> None:
+    output = generate(prompt_of(6), 30)
+    stop = output[10]
+    expected = output[: output.index(stop) + 1]
+    for fields in ({"eos": frozenset({stop})}, {}):
+        bench = Bench(**fields)  # type: ignore[arg-type]
+        bench.send("a", prompt_of(6), 30, stop_ids=() if fields else (stop,))
+        bench.run()
+        last = bench.streams["a"].deltas[-1]
+        assert bench.streams["a"].ids == expected
+        assert last.trailing_stop
+        assert last.finish is not None
+        assert last.finish.matched == stop
+        bench.assert_whole()
+
+
+def test_an_abort_in_every_state_ends_once_and_frees_everything() -> None:
+    for steps in range(12):
+        for overlap in (True, False):
+            bench = Bench(step_tokens=8, overlap=overlap)
+            bench.send("a", prompt_of(30), 20)
+            bench.send("b", prompt_of(30, 300), 5)
+            for _ in range(steps):
+                bench.step()
+            bench.abort("a")
+            bench.core.check()
+            bench.run()
+            assert bench.streams["a"].ends == 1
+            assert bench.streams["a"].reason == "abort"
+            assert bench.streams["b"].ids == generate(prompt_of(30, 300), 5)
+            bench.assert_whole()
+
+
+def test_aborts_match_exactly_and_may_overtake_their_request() -> None:
+    bench = Bench()
+    bench.abort("1")
+    bench.send("10", prompt_of(5), 3)
+    bench.send("1", prompt_of(5), 3)
+    bench.run()
+    assert bench.streams["10"].reason == "length"
+    assert bench.streams["1"].reason == "abort"
+    aborts = bench.core.totals.aborts
+    bench.abort("10")
+    assert bench.core.totals.aborts == aborts, "after the end an abort is nothing"
+    bench.assert_whole()
+
+
+def test_pages_of_an_aborted_request_are_not_reused_while_a_step_still_writes_them() -> None:
+    canary = prompt_of(20, 500)
+    for after in range(1, 8):
+        bench = Bench(pages=10, page_size=4, context=60)
+        bench.send("a", prompt_of(20), 15)
+        for _ in range(after):
+            bench.step()
+        bench.abort("a")
+        bench.send("c", canary, 12)
+        bench.run()
+        assert bench.streams["c"].ids == generate(canary, 12)
+        bench.assert_whole()
+
+
+def test_a_found_stop_string_keeps_nothing_beyond_it() -> None:
+    bench = Bench(page_size=1, pages=100)
+    bench.send("a", prompt_of(10), 30)
+    while len(bench.streams["a"].ids) < 8:
+        bench.step()
+    bench.stop_found("a", 5)
+    bench.run()
+    assert bench.streams["a"].ends == 0, "the detokenizer has told the client"
+    output = bench.streams["a"].ids
+    bench.send("b", [*prompt_of(10), *output, 1], 1)
+    bench.run()
+    assert bench.streams["b"].cached_tokens == 15
+    bench.assert_whole()
+
+
+def test_a_failed_row_fails_alone_and_a_failed_step_fails_exactly_its_requests() -> None:
+    bench = Bench()
+    bench.oracle.fail_rows = lambda plan: {0: "logits are not finite"} if plan.step == 3 else {}
+    bench.send("a", prompt_of(5), 10)
+    bench.send("b", prompt_of(5, 200), 10)
+    bench.run()
+    assert bench.streams["a"].reason == "error"
+    assert bench.streams["b"].ids == generate(prompt_of(5, 200), 10)
+    bench.assert_whole()
+    bench.send("c", prompt_of(5, 300), 10)
+    plan = bench.core.plan(bench.now)
+    assert plan is not None
+    bench.send("d", prompt_of(5, 400), 3)
+    bench.core.commit_failure(plan.step, "boom")
+    bench.run()
+    assert bench.streams["c"].reason == "error"
+    assert bench.streams["d"].reason == "length"
+
+
+def test_namespaces_do_not_share_and_a_request_may_stay_out_of_the_cache() -> None:
+    bench = Bench()
+    bench.send("a", prompt_of(20), 3, namespace="one")
+    bench.run()
+    bench.send("b", prompt_of(20), 3, namespace="two")
+    bench.send("c", prompt_of(20), 3, namespace="one")
+    bench.send("d", prompt_of(20), 3, namespace="one", use_cache=False)
+    bench.run()
+    assert [bench.streams[rid].cached_tokens for rid in "abcd"] == [0, 0, 19, 0]
+    bench.assert_whole()
+    off = Bench(use_cache=False)
+    for rid in "ab":
+        off.send(rid, prompt_of(20), 3)
+        off.run()
+    assert off.streams["b"].cached_tokens == 0
+    assert off.pool.num_free == off.pool.num_pages
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 15, 16])
+@pytest.mark.parametrize("step_tokens", [3, 32])
+def test_prompt_logprobs_come_once_for_every_token_asked_for(start: int, step_tokens: int) -> None:
+    bench = Bench(step_tokens=step_tokens)
+    prompt = prompt_of(17)
+    for rid in ("cold", "warm"):
+        bench.send(rid, prompt, 2, prompt_logprobs_from=start, logprobs=0)
+        bench.run()
+        entries = bench.streams[rid].deltas[0].prompt_logprobs
+        assert [entry.id for entry in entries] == prompt[start:]
+        expected = [None if position == 0 else -float(prompt[position]) for position in range(start, 17)]
+        assert [entry.logprob for entry in entries] == expected
+        tokens = [entry.id for delta in bench.streams[rid].deltas for entry in delta.logprobs]
+        assert tokens == generate(prompt, 2)
+    assert bench.streams["warm"].cached_tokens == max(0, start - 1)
+
+
+def test_no_new_tokens_computes_the_prompt_and_samples_nothing() -> None:
+    bench = Bench()
+    bench.send("a", prompt_of(20), 0)
+    bench.run()
+    assert bench.streams["a"].ids == []
+    assert bench.streams["a"].reason == "length"
+    bench.send("b", prompt_of(20), 1)
+    bench.run()
+    assert bench.streams["b"].cached_tokens == 19
+    assert bench.streams["b"].ids == generate(prompt_of(20), 1)
+
+
+def test_a_cold_request_is_not_starved_by_warm_ones() -> None:
+    bench = Bench(pages=200, page_size=4, rows=2, context=400)
+    head = prompt_of(100)
+    bench.send("warm", head, 1)
+    bench.run()
+    bench.send("cold", prompt_of(40, 5000), 1)
+    for index in range(400):
+        bench.send(f"w{index}", [*head, index + 1], 2)
+        bench.step()
+        if bench.streams["cold"].ends:
+            break
+    # 100 tokens of a head weigh less than half a second of waiting, which is 50 steps of this clock.
+    assert index < 60
+    bench.run()
+
+
+def test_fcfs_admits_in_order_of_arrival_and_priority_counts() -> None:
+    bench = Bench(policy="fcfs", rows=1)
+    for index in range(4):
+        bench.send(f"r{index}", prompt_of(8, 100 * index + 100), 2)
+    bench.send("urgent", prompt_of(8, 900), 2, priority=1)
+    bench.run()
+    assert list(bench.streams) == ["urgent", "r0", "r1", "r2", "r3"]
+
+
+def test_lpm_serves_what_is_cached_before_what_is_not() -> None:
+    bench = Bench(pages=200, rows=1, context=400)
+    bench.send("a", prompt_of(60), 1)
+    bench.run()
+    bench.send("cold", prompt_of(60, 900), 1)
+    bench.send("warm", [*prompt_of(60), 1], 1)
+    bench.run()
+    order = list(bench.streams)
+    assert order.index("warm") < order.index("cold")
+
+
+def test_a_full_queue_refuses_with_429() -> None:
+    bench = Bench(rows=1, max_queued=2)
+    for index in range(5):
+        bench.send(f"r{index}", prompt_of(5), 2)
+    bench.run()
+    assert len(bench.rejected) == 3
+    assert {rejection.status for rejection in bench.rejected.values()} == {429}
+    assert len(bench.streams) == 2
+
+
+def test_the_life_cycle_refuses_edges_it_does_not_have() -> None:
+    request = Request(message("a", [1], 1), 0.0, 0, 1, frozenset())
+    with pytest.raises(IllegalTransition):
+        request.move_to(Status.DECODING)
+    assert request.status is Status.WAITING
+    request.move_to(Status.CANCELLED)
+    for status in Status:
+        with pytest.raises(IllegalTransition):
+            request.move_to(status)
+
+
+def test_flush_is_refused_while_something_runs() -> None:
+    bench = Bench()
+    bench.send("a", prompt_of(9), 5)
+    bench.step()
+    assert not bench.core.flush()
+    bench.run()
+    assert bench.core.flush()
+    bench.send("b", prompt_of(9), 1)
+    bench.run()
+    assert bench.streams["b"].cached_tokens == 0
+
+
+def test_five_thousand_prompts_leave_no_trace_beyond_the_pool() -> None:
+    bench = Bench(pages=100, page_size=16, rows=8, step_tokens=200, context=100)
+    for index in range(0, 5000, 8):
+        for offset in range(8):
+            bench.send(f"r{index + offset}", prompt_of(20, 20 * (index + offset)), 1)
+        while bench.step():
+            pass
+        bench.streams.clear()
+        bench.oracle.plans.clear()
+    assert bench.tree.num_nodes <= bench.pool.num_pages + 1
+    bench.core.check()
+    bench.assert_whole()
