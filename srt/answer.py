@@ -57,7 +57,7 @@ class Ask:
     """
 
     prompt: Prompt
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1
     seed: int | None = None
     namespace: str = ""
@@ -255,12 +255,12 @@ class Answer:
         if all(sample.finish is not None for sample in self._samples):
             self._end(())
 
-    def fail(self, failure: RequestFailed) -> None:
-        """Called by the front: nothing more will come, for this reason."""
+    def fail(self, failure: RequestFailed, ended: tuple[str, ...] = ()) -> None:
+        """Called by the front: nothing more will come, for this reason.  `ended`: rids that no longer run anywhere."""
         if self.ended:
             return
         self.failure = failure
-        self._end(tuple(sample.rid for sample in self._samples if sample.finish is None))
+        self._end(tuple(s.rid for s in self._samples if s.finish is None and s.rid not in ended))
 
     def _put(self, index: int, delta: TextDelta) -> None:
         self._samples[index].note(delta, self._clock())

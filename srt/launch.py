@@ -32,6 +32,7 @@ MODULES: dict[Role, str] = {
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 HEALTHY_SECONDS = 60.0
+KILL_SECONDS = 5.0
 
 WorkerCommand = Callable[[Role, Path, int], Sequence[str]]
 
@@ -61,9 +62,9 @@ def describe_exit(code: int) -> str:
 
 @dataclass(eq=False)
 class Worker:
-    """One worker process: the place it has in the runtime, whichever process fills it at the moment.
+    """The place of one worker process in the runtime, whichever process fills it at the moment.
 
-    `up` from the moment it says Ready until it dies; `died` is called on the event loop with how it went.
+    `up` from the moment it says Ready until it dies; `failures` counts its deaths in a row.
     """
 
     role: Role
@@ -183,4 +184,9 @@ class Workers:
             if worker.process is not None:
                 log.warning("the %s process does not leave: killing it", worker.name)
                 worker.process.kill()
-        await self._gone.wait()
+        try:
+            await asyncio.wait_for(self._gone.wait(), KILL_SECONDS)
+        except TimeoutError:
+            log.error(
+                "%s cannot be killed", ", ".join(worker.name for worker in self.all if worker.process is not None)
+            )

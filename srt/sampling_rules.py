@@ -1,4 +1,4 @@
-"""The ranges of sampling parameters, checked where a client's input enters, and the native spelling of them.
+"""The ranges of what a request may ask for, checked where a client's input enters, and the native spelling.
 
 Every refusal is a RequestFailed 400 that names the parameter, the value found and what would be right.  NaN and
 the infinities are in no range.
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from srt.answer import RequestFailed
-from srt.messages import SamplingParams
+from srt.answer import Ask, Prompt, RequestFailed
+from srt.messages import ChatPrompt, IdsPrompt, SamplingParams, TextPrompt
 
 MAX_SAMPLES = 128
 MAX_TEMPERATURE = 100.0
@@ -24,6 +24,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 4096
 MAX_STOP_IDS = 1024
 MAX_NEW_TOKENS = 2**31 - 1
+MAX_TOP_LOGPROBS = 128
+MAX_NAME_CHARACTERS = 512
+MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
 
 def refuse(param: str, message: str) -> RequestFailed:
@@ -81,6 +84,42 @@ def check_samples(n: int) -> int:
     if 1 <= n <= MAX_SAMPLES:
         return n
     raise refuse("n", f"must be at least 1 and at most {MAX_SAMPLES}, but it is {n}")
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raise RequestFailed when a prompt can cross no process border: 413 for its size, 400 for broken text."""
+    match prompt:
+        case TextPrompt(text=text):
+            size = len(text)
+            if not is_unicode(text):
+                raise refuse("prompt", "holds half of a surrogate pair, which is no Unicode text")
+        case IdsPrompt(ids=ids):
+            size = len(ids)
+            if size % 4:
+                raise refuse("input_ids", "packed token ids take four bytes each")
+        case ChatPrompt(messages_json=messages, template_kwargs_json=kwargs):
+            size = len(messages) + len(kwargs)
+    if size > MAX_PROMPT_BYTES:
+        message = f"the prompt has {size} bytes, more than the {MAX_PROMPT_BYTES} that can be taken"
+        raise RequestFailed(413, message, param="prompt", code="prompt_too_large")
+
+
+def check_ask(ask: Ask, vocab_size: int) -> SamplingParams:
+    """Check all of an ask that can be checked before its prompt is tokenized; the sampling parameters to use.
+
+    Raises RequestFailed 400 or 413 with `param` named.
+    """
+    check_samples(ask.n)
+    check_prompt(ask.prompt)
+    for param, name in (("namespace", ask.namespace), ("tenant", ask.tenant)):
+        if len(name) > MAX_NAME_CHARACTERS or not is_unicode(name):
+            raise refuse(param, f"must be Unicode text of at most {MAX_NAME_CHARACTERS} characters")
+    check_number("priority", ask.priority, -(2**31), 2**31 - 1)
+    if ask.logprobs is not None:
+        check_number("top_logprobs", ask.logprobs, 0, MAX_TOP_LOGPROBS)
+    if ask.prompt_logprobs_from is not None:
+        check_number("logprob_start_len", ask.prompt_logprobs_from, 0, 2**31 - 1)
+    return check_sampling(ask.sampling, vocab_size)
 
 
 def _check_id(param: str, token_id: int, vocab_size: int) -> None:

@@ -1,0 +1,256 @@
+"""From what the user asked for to the settings of every process: checked, completed, and then never changed.
+
+Whatever makes no sense is a StartError that names the flag, the value found and what would be right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from srt.child import StartError
+from srt.config import (
+    DetokenizerConfig,
+    ModelFacts,
+    Role,
+    RoleConfig,
+    SchedulerConfig,
+    ServerConfig,
+    TokenizerConfig,
+)
+from srt.machine import Machine, look_at_machine
+from srt.model.config import UnsupportedModel, kv_bytes_per_token, read_model_config, read_model_facts
+
+DEFAULT_CHUNK_TOKENS = 512
+# Unless told otherwise the pool does not grow beyond this: on a laptop other programs want memory too.
+DEFAULT_MAX_POOL_TOKENS = 131_072
+MAX_PAGE_SIZE = 1024
+MAX_TOKENIZER_WORKERS = 64
+# Kernels multiply page by page size in 32 bits.
+MAX_POOL_TOKENS = 2**31 - 1
+STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration in which nothing is left open.  `kv_bytes`: what the page pool takes."""
+
+    config: ServerConfig
+    facts: ModelFacts
+    device: str
+    dtype: str
+    threads: int
+    num_pages: int
+    max_step_tokens: int
+    kv_bytes: int
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the page pool holds."""
+        return self.num_pages * self.config.page_size
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for one more token."""
+        return min(self.facts.context_length, self.pool_tokens) - 1
+
+    def role_configs(self, run_dir: str) -> Iterator[tuple[Role, int, RoleConfig]]:
+        """(role, index, settings) of every process.  The scheduler first: it takes the longest to start."""
+        config = self.config
+        yield (
+            "scheduler",
+            0,
+            SchedulerConfig(
+                run_dir=run_dir,
+                model=self.facts,
+                device=self.device,
+                dtype=self.dtype,
+                threads=self.threads,
+                attention_backend=config.attention_backend,
+                page_size=config.page_size,
+                num_pages=self.num_pages,
+                disable_radix_cache=config.disable_radix_cache,
+                schedule_policy=config.schedule_policy,
+                max_step_tokens=self.max_step_tokens,
+                max_running_requests=config.max_running_requests,
+                max_queued_requests=config.max_queued_requests,
+                overlap=not config.disable_overlap_schedule,
+                stream_interval=config.stream_interval,
+                log_level=config.log_level,
+            ),
+        )
+        for index in range(config.tokenizer_workers):
+            yield (
+                "tokenizer",
+                index,
+                TokenizerConfig(
+                    run_dir=run_dir,
+                    index=index,
+                    model=self.facts,
+                    max_prompt_tokens=self.max_prompt_tokens,
+                    chat_template=config.chat_template,
+                    log_level=config.log_level,
+                ),
+            )
+        yield "detokenizer", 0, DetokenizerConfig(run_dir=run_dir, model=self.facts, log_level=config.log_level)
+
+    def line(self) -> str:
+        """Everything that was decided, in one line for the log."""
+        config = self.config
+        words = {
+            "model": self.facts.name,
+            "type": self.facts.model_type,
+            "device": self.device,
+            "dtype": self.dtype,
+            "threads": self.threads,
+            "attention": config.attention_backend,
+            "context": self.facts.context_length,
+            "pool_tokens": self.pool_tokens,
+            "pool_mib": round(self.kv_bytes / 2**20),
+            "page": config.page_size,
+            "chunk": self.max_step_tokens,
+            "policy": config.schedule_policy,
+            "running": config.max_running_requests,
+            "queued": "no limit" if config.max_queued_requests is None else config.max_queued_requests,
+            "radix_cache": "off" if config.disable_radix_cache else "on",
+            "overlap": "off" if config.disable_overlap_schedule else "on",
+            "tokenizers": config.tokenizer_workers,
+        }
+        return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) -> Resolved:
+    """Check and complete a configuration for the model in `folder`.  Raises StartError."""
+    check_config(config)
+    machine = machine or look_at_machine()
+    folder = folder.absolute()
+    try:
+        model = read_model_config(folder)
+        facts = read_model_facts(folder, config.served_model_name or default_name(config.model))
+    except UnsupportedModel as error:
+        raise StartError(str(error)) from error
+    facts = msgspec.structs.replace(facts, context_length=_context_length(config, facts))
+    device = _device(config, machine)
+    dtype = _dtype(config, device, machine)
+    token_bytes = kv_bytes_per_token(model, dtype)
+    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    weights_bytes = weights_bytes * DTYPE_BYTES[dtype] // STORED_BYTES[model.dtype]
+    num_pages = _num_pages(config, facts.context_length, token_bytes, weights_bytes, machine.memory_bytes)
+    return Resolved(
+        config=config,
+        facts=facts,
+        device=device,
+        dtype=dtype,
+        threads=config.threads or machine.cores,
+        num_pages=num_pages,
+        max_step_tokens=_step_tokens(config, facts.context_length),
+        kv_bytes=num_pages * config.page_size * token_bytes,
+    )
+
+
+def default_name(model: str) -> str:
+    """The name that a model is served under when none is given: the last part of its path, without the suffix."""
+    name = Path(model).name or Path(model).absolute().name
+    return name.removesuffix(".gguf") or model
+
+
+def check_config(config: ServerConfig) -> None:
+    """Raise StartError for a value that is in no model's and no machine's range."""
+    _between("--port", config.port, 0, 65535)
+    _between("--tokenizer-workers", config.tokenizer_workers, 1, MAX_TOKENIZER_WORKERS)
+    _between("--stream-interval", config.stream_interval, 1, None)
+    _between("--threads", config.threads, 1, 1024)
+    _between("--context-length", config.context_length, 2, None)
+    _between("--page-size", config.page_size, 1, MAX_PAGE_SIZE)
+    _between("--max-total-tokens", config.max_total_tokens, 2, MAX_POOL_TOKENS)
+    _between("--max-running-requests", config.max_running_requests, 1, 65536)
+    _between("--max-queued-requests", config.max_queued_requests, 1, None)
+    _between("--max-body-bytes", config.max_body_bytes, 1, None)
+    _between("--random-seed", config.random_seed, 0, 2**63 - 1)
+    if config.chunked_prefill_size != -1:
+        _between("--chunked-prefill-size", config.chunked_prefill_size, 1, MAX_POOL_TOKENS)
+    if not 0.0 < config.mem_fraction_static < 1.0:
+        raise StartError(f"--mem-fraction-static {config.mem_fraction_static:g}: must be above 0 and below 1")
+    if not (math.isfinite(config.drain_seconds) and config.drain_seconds >= 0.0):
+        raise StartError(f"--drain-seconds {config.drain_seconds:g}: must be 0 or more")
+    if config.served_model_name == "":
+        raise StartError("--served-model-name: must not be empty")
+    if config.api_key == "":
+        raise StartError("--api-key: must not be empty; leave it out to serve without a key")
+
+
+def _between(flag: str, value: int | None, low: int, high: int | None) -> None:
+    if value is None or (value >= low and (high is None or value <= high)):
+        return
+    most = "" if high is None else f" and at most {high}"
+    raise StartError(f"{flag} {value}: must be at least {low}{most}")
+
+
+def _context_length(config: ServerConfig, facts: ModelFacts) -> int:
+    if config.context_length is None:
+        return facts.context_length
+    if config.context_length > facts.context_length:
+        raise StartError(
+            f"--context-length {config.context_length}: the model was made for at most {facts.context_length} tokens"
+        )
+    return config.context_length
+
+
+def _device(config: ServerConfig, machine: Machine) -> str:
+    if config.device == "auto":
+        return "cuda" if machine.has_cuda else "cpu"
+    if config.device == "cuda" and not machine.has_cuda:
+        raise StartError("--device cuda: there is no NVIDIA device here, or flashinfer is not installed")
+    return config.device
+
+
+def _dtype(config: ServerConfig, device: str, machine: Machine) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "bfloat16" if device == "cuda" or machine.has_fast_bfloat16 else "float32"
+
+
+def _step_tokens(config: ServerConfig, context_length: int) -> int:
+    if config.chunked_prefill_size is None:
+        return DEFAULT_CHUNK_TOKENS
+    return context_length if config.chunked_prefill_size == -1 else config.chunked_prefill_size
+
+
+def _num_pages(config: ServerConfig, context: int, token_bytes: int, weights_bytes: int, memory_bytes: int) -> int:
+    """Pages of the pool: as many tokens as asked for, or as a share of the memory holds beside the weights.
+
+    The share is what weights and pool may take together.  One whole context is worth going beyond it, as long as
+    it fits in memory at all.
+    """
+    page = config.page_size
+    room = max(0, memory_bytes - weights_bytes)
+    if config.max_total_tokens is not None:
+        pages = config.max_total_tokens // page
+        if pages * page < 2:
+            raise StartError(f"--max-total-tokens {config.max_total_tokens}: less than one page of {page} tokens")
+        if pages * page * token_bytes > room:
+            raise StartError(
+                f"--max-total-tokens {config.max_total_tokens}: takes {_mib(pages * page * token_bytes)} MiB, "
+                f"but {_mib(room)} MiB are free beside the weights"
+            )
+        return pages
+    share = max(0, int(memory_bytes * config.mem_fraction_static) - weights_bytes)
+    tokens = min(share // token_bytes, DEFAULT_MAX_POOL_TOKENS)
+    one_context = math.ceil(context / page) * page
+    if tokens < one_context:
+        tokens = min(one_context, room // token_bytes)
+    if tokens // page * page < 2:
+        raise StartError(
+            f"not enough memory: {_mib(memory_bytes)} MiB are free, the weights take {_mib(weights_bytes)} MiB, "
+            f"and a page of {page} tokens takes {_mib(page * token_bytes)} MiB"
+        )
+    return tokens // page
+
+
+def _mib(size: int) -> int:
+    return math.ceil(size / 2**20)

@@ -1,0 +1,58 @@
+"""Running totals of the scheduler that never fall, though the process that counts them may be started again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from srt.messages import SchedulerStats
+
+# What a new process starts to count from zero.
+_TOTALS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "computed_tokens",
+    "output_tokens",
+    "evicted_tokens",
+    "retractions",
+    "aborts",
+    "steps",
+    "step_rows",
+    "step_seconds",
+    "plan_seconds",
+)
+
+
+class RunningTotals:
+    """The sum over all processes that have filled the scheduler's place; `stats` is None before the first report."""
+
+    def __init__(self) -> None:
+        self.stats: SchedulerStats | None = None
+        self._before: SchedulerStats | None = None
+
+    def report(self, stats: SchedulerStats) -> None:
+        """Take in what the present process says."""
+        self.stats = stats if self._before is None else _add(self._before, stats)
+
+    def process_died(self) -> None:
+        """Keep the totals of the process that is gone; what it had running, waiting and cached is gone with it."""
+        if self.stats is None:
+            return
+        self.stats = msgspec.structs.replace(
+            self.stats,
+            running=0,
+            waiting=0,
+            pages_free=self.stats.pages_total,
+            pages_cached=0,
+            pages_in_use=0,
+            oldest_wait_seconds=0.0,
+        )
+        self._before = self.stats
+
+
+def _add(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
+    sums = {name: getattr(before, name) + getattr(now, name) for name in _TOTALS}
+    length = max(len(before.step_histogram), len(now.step_histogram))
+    histogram = tuple(
+        sum(h[i] if i < len(h) else 0 for h in (before.step_histogram, now.step_histogram)) for i in range(length)
+    )
+    return msgspec.structs.replace(now, step_histogram=histogram, **sums)
