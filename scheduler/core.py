@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from radix import PagePool, RadixTree
 from scheduler.batch import Row, build_plan
+from scheduler.events import Event, add_prompt_logprobs, token_delta, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
-from scheduler.policy import Policy, in_order
+from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
+from scheduler.waiting import WaitingQueue
 from srt.messages import (
     Abort,
     Finish,
@@ -31,15 +31,9 @@ from srt.messages import (
     Rejected,
     SchedulerStats,
     StopFound,
-    TokenDelta,
-    TokenLogprob,
 )
 from srt.plan import Plan, RowLogprobs, SlotOpen, StepResult
 
-# A waiting request lets one that already computes the prefix they share go first if that saves so many tokens.
-SHARE_TOKENS = 32
-# Waiting requests whose match is brought up to date in one plan; the others keep the one they have.
-HINTS_PER_PLAN = 256
 # Aborts of unknown requests that are remembered, since an abort may overtake its request.
 REMEMBERED_ABORTS = 4096
 
@@ -67,9 +61,6 @@ class InFlight:
     rows: list[Row]
 
 
-Event = TokenDelta | Rejected
-
-
 class Scheduler:
     """Decides; see the head of the file.  `policy`, `pool` and `tree` are passed in; time is an argument."""
 
@@ -83,14 +74,13 @@ class Scheduler:
         stream_interval: int = 1,
     ) -> None:
         self.limits = limits
-        self.policy = policy
         # Output tokens that are sent together; the first goes at once.
         self.stream_interval = stream_interval
         self.holdings = Holdings(pool, tree, use_cache)
         self.growth = GrowthEstimate()
         self.totals = Totals()
         self._requests: dict[str, Request] = {}
-        self._waiting: list[Request] = []
+        self._waiting = WaitingQueue(self.holdings, policy)
         # In order of admission.
         self._running: list[Request] = []
         self._in_flight: deque[InFlight] = deque()
@@ -101,7 +91,6 @@ class Scheduler:
         self._early_aborts: OrderedDict[str, None] = OrderedDict()
         self._next_step = 0
         self._arrivals = 0
-        self._hint_cursor = 0
 
     # ---- what is there -------------------------------------------------------------------------------------
 
@@ -124,7 +113,7 @@ class Scheduler:
         """What happened since the last call, in order; a request's last event has its finish."""
         for request in self._running:
             if len(request.unsent) >= (self.stream_interval if request.opened else 1):
-                self._send_tokens(request)
+                self._events.append(token_delta(request))
         events, self._events = self._events, []
         return events
 
@@ -132,7 +121,6 @@ class Scheduler:
         """Gauges of this moment and totals since the start."""
         pool, tree = self.holdings.pool, self.holdings.tree
         cached = tree.evictable_pages
-        oldest = max((now - r.arrival for r in self._waiting), default=0.0)
         return self.totals.stats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -141,7 +129,7 @@ class Scheduler:
             pages_cached=cached,
             pages_evicted=self.holdings.evicted_pages,
             page_size=pool.page_size,
-            oldest_wait_seconds=oldest,
+            oldest_wait_seconds=self._waiting.oldest_wait(now),
         )
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -175,7 +163,7 @@ class Scheduler:
             stop_ids |= self.limits.eos_token_ids
         request = Request(message, now, self._arrivals, most if wanted is None else min(wanted, most), stop_ids)
         self._requests[message.rid] = request
-        self._waiting.append(request)
+        self._waiting.add(request)
         if message.rid in self._early_aborts:
             del self._early_aborts[message.rid]
             self._abort(message.rid)
@@ -292,7 +280,7 @@ class Scheduler:
         request.retractions += 1
         request.key = request.tokens.tobytes()
         request.hint_version = -1
-        self._waiting.append(request)
+        self._waiting.add(request)
 
     # ---- admission -----------------------------------------------------------------------------------------
 
@@ -302,14 +290,12 @@ class Scheduler:
         budget = self.limits.max_step_tokens - sum(row.end - row.start for row in rows)
         if not self._waiting or budget <= 0 or not self._free_slots:
             return copies
-        if self.policy.uses_matches:
-            self._refresh_hints()
         reserve = sum(self._still_needed(r) for r in self._running)
         admitted: set[str] = set()
-        for request in in_order(self._waiting, self.policy, now):
+        for request in self._waiting.in_order(now):
             if budget <= 0 or not self._free_slots:
                 break
-            if self._awaits_shared_prefix(request):
+            if self._waiting.awaits_shared_prefix(request, self._running):
                 continue
             # What runs alone may use the whole pool: its limit was set so that it fits.
             growth = self.holdings.pages_for(self.growth.tokens(request, self.holdings.page_size))
@@ -326,8 +312,7 @@ class Scheduler:
             admitted.add(request.rid)
             rows.append(self._row(request, num_tokens))
             reserve += self._still_needed(request)
-        if admitted:
-            self._waiting = [r for r in self._waiting if r.rid not in admitted]
+        self._waiting.remove_all(admitted)
         return copies
 
     def _still_needed(self, request: Request) -> int:
@@ -344,37 +329,6 @@ class Scheduler:
         if request.first_cached is None:
             request.first_cached = request.computed
             request.admitted_at = now
-
-    def _refresh_hints(self) -> None:
-        """Bring matches up to date, a bounded number in each plan, in turn."""
-        count = len(self._waiting)
-        for offset in range(min(count, HINTS_PER_PLAN)):
-            self.holdings.refresh_hint(self._waiting[(self._hint_cursor + offset) % count])
-        self._hint_cursor = (self._hint_cursor + HINTS_PER_PLAN) % count if count > HINTS_PER_PLAN else 0
-
-    def _awaits_shared_prefix(self, request: Request) -> bool:
-        """Whether a running request is about to publish much more of this one's prefix than is cached now."""
-        if not self.holdings.caches(request):
-            return False
-        page_size = self.holdings.page_size
-        limit = request.match_limit
-        refreshed = False
-        for other in self._running:
-            will_publish = len(other.key) // 4 // page_size * page_size
-            if other.cached >= will_publish or not self.holdings.caches(other):
-                continue
-            if other.message.namespace != request.message.namespace:
-                continue
-            if not refreshed:
-                self.holdings.refresh_hint(request)
-                refreshed = True
-            useful = min(limit, will_publish) - request.hint_tokens
-            if useful < SHARE_TOKENS:
-                continue
-            shared = common_prefix_tokens(request.key, other.key)
-            if min(shared, limit, will_publish) - request.hint_tokens >= SHARE_TOKENS:
-                return True
-        return False
 
     # ---- commit --------------------------------------------------------------------------------------------
 
@@ -394,7 +348,7 @@ class Scheduler:
             self.totals.computed_tokens += row.end - row.start
             request.computed = row.end
             if index in result.prompt_logprobs:
-                self._add_prompt_logprobs(row, result.prompt_logprobs[index])
+                add_prompt_logprobs(request, row.start, result.prompt_logprobs[index])
             in_prompt = min(request.computed, len(request.key) // 4)
             self.holdings.publish(request, in_prompt, last)
             if row.samples:
@@ -435,16 +389,6 @@ class Scheduler:
             self.growth.finished(request.num_outputs)
             self._end(request, Status.FINISHED, finish, request.computed)
 
-    def _add_prompt_logprobs(self, row: Row, logprobs: RowLogprobs) -> None:
-        request = row.request
-        start = request.message.prompt_logprobs_from
-        assert start is not None
-        if not request.prompt_logprobs and start == 0:
-            request.prompt_logprobs.append(TokenLogprob(request.tokens[0], None))
-        first = max(max(start - 1, 0), row.start) + 1
-        for offset in range(len(logprobs.logprobs)):
-            request.prompt_logprobs.append(token_logprob(request.tokens[first + offset], logprobs, offset))
-
     # ---- endings -------------------------------------------------------------------------------------------
 
     def _end(self, request: Request, status: Status, finish: Finish | None, keep_tokens: int) -> None:
@@ -457,7 +401,7 @@ class Scheduler:
         request.finish = finish
         del self._requests[request.rid]
         if finish is not None:
-            self._send_tokens(request)
+            self._events.append(token_delta(request))
         if was_waiting:
             self._waiting.remove(request)
             return
@@ -476,32 +420,11 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = None
 
-    def _send_tokens(self, request: Request) -> None:
-        waited = 0.0 if request.admitted_at is None else request.admitted_at - request.arrival
-        finish = request.finish
-        self._events.append(
-            TokenDelta(
-                rid=request.rid,
-                ids=request.unsent.tobytes(),
-                open=None if request.opened else request.stream_open(),
-                finish=finish,
-                trailing_stop=finish is not None and finish.reason == "stop",
-                prompt_tokens=request.prompt_tokens,
-                cached_tokens=request.first_cached or 0,
-                logprobs=tuple(request.unsent_logprobs),
-                prompt_logprobs=tuple(request.prompt_logprobs) if not request.opened else (),
-                queue_seconds=waited,
-            )
-        )
-        request.opened = True
-        del request.unsent[:]
-        request.unsent_logprobs.clear()
-
     # ---- invariants ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Recompute what is kept for speed and compare.  Raises AssertionError."""
-        everybody = self._waiting + self._running
+        everybody = [*self._waiting, *self._running]
         assert sorted(self._requests) == sorted(r.rid for r in everybody), "requests = waiting + running"
         slots = [r.slot for r in self._running if r.slot is not None]
         assert len(slots) == len(self._running), "a running request has a slot"
@@ -514,22 +437,3 @@ class Scheduler:
             assert request.table.num_pages == 0, "who waits owns no page"
             assert request.lock is None, "who waits holds no lock"
         self.holdings.check(everybody)
-
-
-def token_logprob(token: int, logprobs: RowLogprobs, index: int) -> TokenLogprob:
-    """Entry `index` of a row's logprobs as a message part about `token`."""
-    return TokenLogprob(
-        token,
-        float(logprobs.logprobs[index]),
-        tuple(logprobs.top_ids[index].tolist()),
-        tuple(logprobs.top_logprobs[index].tolist()),
-    )
-
-
-def common_prefix_tokens(a: bytes, b: bytes) -> int:
-    """Leading tokens that two packed sequences share."""
-    end = min(len(a), len(b))
-    if a[:end] == b[:end]:
-        return end // 4
-    differs = np.frombuffer(a, np.int32, end // 4) != np.frombuffer(b, np.int32, end // 4)
-    return int(differs.argmax())

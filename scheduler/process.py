@@ -167,7 +167,7 @@ class Loop:
         seconds, self._logged, self._logged_tokens = now - self._logged, now, tokens
         if prompt or output:
             log.info(
-                "running %d, waiting %d; cached %d of %d prompt tokens (%.0f%%), %.1f output tokens/s, pool %.0f%% used",
+                "running %d, waiting %d; cached %d of %d prompt tokens (%.0f%%), %.1f output tok/s, pool %.0f%% used",
                 self._core.num_running,
                 self._core.num_waiting,
                 cached,

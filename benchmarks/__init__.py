@@ -1,0 +1,1 @@
+"""Every figure that the README quotes, each one command."""

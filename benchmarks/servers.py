@@ -1,0 +1,67 @@
+"""Starts a server for a benchmark, waits until it answers, and stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    base_url: str
+    model: str
+    started_seconds: float
+    command: list[str]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def sapwood(model: str, *flags: str) -> Iterator[Server]:
+    """`sapwood serve` of this checkout, with `flags`, until the block ends."""
+    port = free_port()
+    command = [sys.executable, "-m", "sapwood", "serve", "--model", model, "--port", str(port)]
+    command += ["--log-level", "warning", *flags]
+    with running(command, port, "/health") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, health: str, patience: float = 180.0) -> Iterator[Server]:
+    """Any server: started, waited for at `health`, stopped with SIGTERM and, if it stays, SIGKILL."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command)
+    base_url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with code {process.returncode}: {' '.join(command)}")
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(base_url + health, timeout=1.0).status_code == 200:
+                    break
+            if time.perf_counter() - begin > patience:
+                raise RuntimeError(f"no answer at {health} after {patience:.0f} s: {' '.join(command)}")
+            time.sleep(0.05)
+        model = httpx.get(base_url + "/v1/models", timeout=10.0).json()["data"][0]["id"]
+        yield Server(base_url, model, time.perf_counter() - begin, command)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
