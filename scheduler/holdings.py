@@ -14,7 +14,7 @@ that time (it ended, or the tree had the same run already) rest in limbo until t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from radix import PagePool, RadixTree
 from scheduler.request import Request
@@ -94,6 +94,7 @@ class Holdings:
         if match.partial_page is not None and self.grow(request, request.cached + 1):
             copies.append((match.partial_page, int(request.table.pages[full]), match.partial_rows))
             request.computed = request.planned = match.num_tokens
+            request.copied_from = True
         return copies
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -114,12 +115,13 @@ class Holdings:
         """Give the tree the full pages among the first `num_tokens` computed tokens.
 
         Where the tree has the same run already, the request is pointed at the tree's pages, and its duplicates
-        go back (after `in_flight_step`, which may still use them).
+        go back (after `in_flight_step`, which may still use them).  From here on the request's lock is on the
+        published pages alone: a page that it copied rows from may go.
         """
-        full = num_tokens // self.page_size
-        end = full * self.page_size
-        if not self.caches(request) or end <= request.cached:
+        end = max(num_tokens // self.page_size * self.page_size, request.cached)
+        if not self.caches(request) or (end == request.cached and not request.copied_from):
             return
+        full = end // self.page_size
         namespace = request.message.namespace
         insert = self.tree.insert(
             namespace, request.tokens[:end].tobytes(), request.table.pages[:full].tolist(), request.lock
@@ -127,6 +129,7 @@ class Holdings:
         request.lock = insert.lock
         self._adopt(request, insert.pages, request.cached // self.page_size, in_flight_step)
         request.cached = end
+        request.copied_from = False
 
     def _adopt(self, request: Request, tree_pages: list[int], first: int, in_flight_step: int | None) -> None:
         duplicates = []
@@ -146,6 +149,7 @@ class Holdings:
         if request.lock is not None:
             self.tree.unlock(request.lock)
             request.lock = None
+        request.copied_from = False
         self._let_go(request.table.take_all(), in_flight_step)
         request.cached = request.computed = request.planned = request.promised = 0
 
@@ -167,8 +171,8 @@ class Holdings:
         self.tree.check()
         self.pool.check(self._owners(requests))
 
-    def _owners(self, requests: list[Request]) -> Iterator[list[int]]:
-        yield self.tree.all_pages()
+    def _owners(self, requests: list[Request]) -> Iterator[Sequence[int]]:
+        yield from self.tree.owned()
         for request in requests:
             yield request.table.pages.tolist()
         for _, pages in self._limbo:

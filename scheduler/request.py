@@ -99,6 +99,7 @@ class Request:
         "arrival",
         "cached",
         "computed",
+        "copied_from",
         "finish",
         "first_cached",
         "hint_tokens",
@@ -146,6 +147,8 @@ class Request:
         # Possessions.
         self.table = PageTable()
         self.lock: Lock | None = None
+        # Whether the lock still keeps a page of the tree whose first rows were copied into a page of our own.
+        self.copied_from = False
         self.slot: int | None = None
         # The last match made while waiting: its length, and the version of the tree that it was made in.
         self.hint_tokens = 0

@@ -10,7 +10,8 @@ from scheduler.holdings import Holdings
 from scheduler.policy import Policy, in_order
 from scheduler.request import Request
 
-# A waiting request lets one that already computes the prefix they share go first if that saves so many tokens.
+# Requests that share so many tokens, which one of them computes now, do not compute them twice: the others wait.  They
+# wait to the end of what is shared, since the rest of it takes no longer to come than to compute it again.
 SHARE_TOKENS = 32
 # Waiting requests whose match is brought up to date in one plan; the others keep the one they have.
 HINTS_PER_PLAN = 256
@@ -62,7 +63,7 @@ class WaitingQueue:
         self._hint_cursor = (self._hint_cursor + HINTS_PER_PLAN) % count if count > HINTS_PER_PLAN else 0
 
     def awaits_shared_prefix(self, request: Request, running: list[Request]) -> bool:
-        """Whether a running request is about to publish much more of this one's prefix than is cached now."""
+        """Whether a running request is about to publish more of a prefix that both share than is cached now."""
         if not self._holdings.caches(request):
             return False
         page_size = self._holdings.page_size
@@ -73,7 +74,7 @@ class WaitingQueue:
             if other.message.namespace != request.message.namespace:
                 continue
             self._holdings.refresh_hint(request)
-            needed = request.hint_tokens + SHARE_TOKENS
+            needed = max(request.hint_tokens + 1, SHARE_TOKENS)
             reach = min(request.match_limit, will_publish)
             if reach >= needed and min(reach, common_prefix_tokens(request.key, other.key)) >= needed:
                 return True

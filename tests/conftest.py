@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_model import save_tiny_model
+from tests.tiny_model import save_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
