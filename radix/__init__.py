@@ -1,1 +1,21 @@
 """The prefix cache: page pool, radix tree, eviction.  numpy only."""
+
+from radix.eviction import LFU, LRU, EvictionPolicy, policy_by_name
+from radix.pool import PageError, PagePool
+from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
+from radix.tree import RadixTree
+
+__all__ = [
+    "LFU",
+    "LRU",
+    "EvictionPolicy",
+    "Insert",
+    "Lock",
+    "Match",
+    "PageError",
+    "PagePool",
+    "RadixTree",
+    "StaleLock",
+    "StaleMatch",
+    "policy_by_name",
+]

@@ -1,0 +1,201 @@
+"""The nodes of all namespaces and what is counted over them.  Every change of structure or of locks is made here.
+
+Counters are kept for speed and can be recomputed from the nodes (`radix.audit`).  A node is in `leaves` exactly when
+it is no root, has no children and no locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radix.eviction import EvictionPolicy, LeafQueue
+from radix.node import TOKEN_BYTES, Node
+from radix.pool import PagePool
+
+
+class Forest:
+    """One root for each namespace that has pages or locks.
+
+    num_pages     pages of all nodes; each is shared from the pool once, here
+    locked_pages  pages of nodes with locks
+    num_nodes     nodes but for the roots
+    version       grows with every change of structure
+    leaves        the nodes that may be evicted
+    """
+
+    __slots__ = (
+        "leaves",
+        "locked_pages",
+        "num_nodes",
+        "num_pages",
+        "page_bytes",
+        "page_size",
+        "pool",
+        "roots",
+        "version",
+    )
+
+    def __init__(self, pool: PagePool, policy: EvictionPolicy) -> None:
+        self.pool = pool
+        self.page_size = pool.page_size
+        self.page_bytes = pool.page_size * TOKEN_BYTES
+        self.roots: dict[str, Node] = {}
+        self.leaves = LeafQueue(policy)
+        self.num_pages = 0
+        self.locked_pages = 0
+        self.num_nodes = 0
+        self.version = 0
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before children."""
+        stack = list(self.roots.values())
+        while stack:
+            children = stack.pop().children.values()
+            yield from children
+            stack.extend(children)
+
+    def root(self, namespace: str) -> Node:
+        """The root of a namespace, made when there is none; `lock_path` or `attach` must follow."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(namespace, b"", [], 0, None)
+        return root
+
+    # Locks --------------------------------------------------------------------------------------------------------
+
+    def lock_path(self, node: Node, above: Node | None = None) -> None:
+        """One lock more on each node from here up to, and without, `above` (None: all the way, the root included)."""
+        at: Node | None = node
+        while at is not above and at is not None:
+            if not at.locks:
+                self.locked_pages += len(at.pages)
+                if at.entry is not None:
+                    self.leaves.discard(at)
+            at.locks += 1
+            at = at.parent
+
+    def unlock_path(self, node: Node) -> None:
+        """One lock less on each node from here to the root."""
+        at: Node | None = node
+        while at is not None:
+            at.locks -= 1
+            if not at.locks:
+                self.locked_pages -= len(at.pages)
+                if not at.children:
+                    self._childless(at)
+            at = at.parent
+
+    def _childless(self, node: Node) -> None:
+        """A node has neither children nor locks: it may be evicted from now on, or is a root that nobody needs."""
+        if node.parent is not None:
+            self.leaves.add(node)
+        else:
+            del self.roots[node.namespace]
+
+    # Growth.  The caller has shared the pages. ------------------------------------------------------------------------
+
+    def attach(self, parent: Node, key: bytes, pages: list[int]) -> Node:
+        """A new leaf under `parent`, which is no evictable leaf itself.  It joins `leaves` when its caller says so."""
+        leaf = Node(parent.namespace, key, pages, parent.start + len(parent.pages), parent)
+        parent.add_child(key[: self.page_bytes], leaf, self.page_bytes)
+        self.num_nodes += 1
+        self.num_pages += len(pages)
+        self.version += 1
+        return leaf
+
+    def extend(self, leaf: Node, key: bytes, pages: list[int], whole: int) -> None:
+        """Let a leaf go on with `pages` behind its first `whole` ones; what it has behind them is its tail page.
+
+        A tail page that goes makes matches from before stale.
+        """
+        replaced = leaf.pages[whole:]
+        if replaced:
+            leaf.key = leaf.key[: whole * self.page_bytes] + key
+            leaf.pages[whole:] = pages
+            leaf.generation += 1
+            self.pool.release(replaced)
+        else:
+            leaf.key += key
+            leaf.pages += pages
+        more = len(pages) - len(replaced)
+        self.num_pages += more
+        if leaf.locks:
+            self.locked_pages += more
+        self.leaves.changed(leaf)
+        self.version += 1
+
+    def split(self, node: Node, whole: int) -> Node:
+        """Part a node behind its first `whole` pages.  Returns the upper part, which is new.
+
+        The node itself stays the lower part, so that whoever holds it still names the full path, and its locks go
+        for both parts: each of them came, and will leave, through both.
+        """
+        parent = node.parent
+        assert parent is not None, "a root cannot be split"
+        assert 0 < whole < len(node.pages), "a split needs pages on both sides"
+        cut = whole * self.page_bytes
+        upper = Node(node.namespace, node.key[:cut], node.pages[:whole], node.start, parent)
+        upper.locks = node.locks
+        upper.tick = node.tick
+        upper.hits = node.hits
+        parent.children[upper.key[: self.page_bytes]] = upper
+        node.key = node.key[cut:]
+        del node.pages[:whole]
+        node.start += whole
+        node.parent = upper
+        upper.add_child(node.key[: self.page_bytes], node, self.page_bytes)
+        self.leaves.changed(node)
+        self.num_nodes += 1
+        self.version += 1
+        return upper
+
+    # Shrinking -------------------------------------------------------------------------------------------------------
+
+    def remove(self, leaf: Node) -> int:
+        """Take an unlocked leaf out.  Returns how many of its pages became free.
+
+        The parent, when this was its last child, may be the next; `prune` sees to that.
+        """
+        parent = leaf.parent
+        assert parent is not None, "a root does not go this way"
+        assert not leaf.locks, "a locked node must not go"
+        assert not leaf.children, "only leaves can go"
+        self.leaves.discard(leaf)
+        parent.remove_child(leaf.key[: self.page_bytes], self.page_bytes)
+        leaf.parent = None
+        leaf.generation += 1
+        self.num_nodes -= 1
+        self.num_pages -= len(leaf.pages)
+        self.version += 1
+        return self.pool.release(leaf.pages)
+
+    def prune(self, node: Node) -> None:
+        """After a child of `node` went: with no child and no lock left it becomes evictable, a root goes."""
+        if not node.children and not node.locks:
+            self._childless(node)
+
+    def trim(self, leaf: Node, whole: int) -> int:
+        """Leave an unlocked leaf its first `whole` pages.  Returns how many of the others became free."""
+        going = leaf.pages[whole:]
+        leaf.key = leaf.key[: whole * self.page_bytes]
+        del leaf.pages[whole:]
+        leaf.generation += 1
+        self.leaves.changed(leaf)
+        self.num_pages -= len(going)
+        self.version += 1
+        return self.pool.release(going)
+
+    def clear(self, root: Node) -> None:
+        """Take a whole unlocked namespace out."""
+        del self.roots[root.namespace]
+        stack = list(root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            self.leaves.discard(node)
+            node.parent = None
+            node.generation += 1
+            self.num_nodes -= 1
+            self.num_pages -= len(node.pages)
+            self.pool.release(node.pages)
+        self.version += 1

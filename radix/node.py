@@ -1,0 +1,129 @@
+"""A node of the tree: a run of pages, the runs that follow it, and who needs it.
+
+    namespace whose tree this is
+    key       the run's tokens, packed int32; whole pages, but for the tail of a leaf
+    pages     the run's page ids, the last one partly filled when the key has a tail
+    start     pages on the path above, so that the run covers pages [start, start + len(pages))
+    children  the runs that follow, under the bytes of their first page (a run shorter than a page: its own bytes).
+              Two runs that differ anywhere in their first page are siblings.
+    order     the keys of `children`, sorted, once there are many of them and somebody asked for the closest
+    num_tails children that are shorter than a page
+    locks     receipts whose path goes through here; a node's count is never below a child's
+    tick      when it was last used, by the tree's counter of walks; never below a child's
+    hits      how many matches went through it
+    generation  grows when pages leave the node, so that matches from before are known to be stale
+    entry     its place among the leaves that may be evicted, or None
+
+A root has no key, no pages and no parent.  A node that has left the tree has no parent either.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sortedcontainers import SortedList
+
+TOKEN_BYTES = 4
+# Up to this many children are compared one by one, which is quicker than keeping their order.
+FEW_CHILDREN = 6
+
+
+class Node:
+    """See the head of this file."""
+
+    __slots__ = (
+        "children",
+        "entry",
+        "generation",
+        "hits",
+        "key",
+        "locks",
+        "namespace",
+        "num_tails",
+        "order",
+        "pages",
+        "parent",
+        "start",
+        "tick",
+    )
+
+    def __init__(self, namespace: str, key: bytes, pages: list[int], start: int, parent: Node | None) -> None:
+        self.namespace = namespace
+        self.key = key
+        self.pages = pages
+        self.start = start
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.order: Any = None
+        self.num_tails = 0
+        self.locks = 0
+        self.tick = 0
+        self.hits = 0
+        self.generation = 0
+        self.entry: Any = None
+
+    def add_child(self, name: bytes, child: Node, page_bytes: int) -> None:
+        """Put a run under this node.  `name`: its first page, or all of it when it is shorter."""
+        self.children[name] = child
+        if len(name) < page_bytes:
+            self.num_tails += 1
+        if self.order is not None:
+            self.order.add(name)
+
+    def remove_child(self, name: bytes, page_bytes: int) -> None:
+        """Take a run away from this node."""
+        del self.children[name]
+        if len(name) < page_bytes:
+            self.num_tails -= 1
+        if self.order is not None:
+            if self.children:
+                self.order.remove(name)
+            else:
+                self.order = None
+
+    def closest(self, chunk: bytes) -> tuple[Node | None, int]:
+        """The child whose first page agrees with `chunk` for the most tokens, and for how many.
+
+        In sorted order no key agrees with `chunk` for longer than one of the two between which it would stand.
+        """
+        if len(self.children) <= FEW_CHILDREN:
+            names = list(self.children)
+        else:
+            order = self.order
+            if order is None:
+                order = self.order = SortedList(self.children)
+            place = order.bisect_left(chunk)
+            names = []
+            if place < len(order):
+                names.append(order[place])
+            if place:
+                names.append(order[place - 1])
+        first = chunk[:TOKEN_BYTES]
+        best: bytes | None = None
+        rows = 0
+        for name in names:
+            if name.startswith(first):
+                agreed = common_tokens(name, chunk, 0, 1)
+                if agreed > rows:
+                    best, rows = name, agreed
+        return (None, 0) if best is None else (self.children[best], rows)
+
+
+def common_tokens(run: bytes, key: bytes, pos: int, known: int) -> int:
+    """For how many tokens `run` and `key[pos:]` agree, when they do for the first `known`.
+
+    Bisection over memory compares: the Python steps grow with the logarithm of the length.
+    """
+    low = known
+    high = min(len(run), len(key) - pos) // TOKEN_BYTES
+    if run[low * TOKEN_BYTES : high * TOKEN_BYTES] == key[pos + low * TOKEN_BYTES : pos + high * TOKEN_BYTES]:
+        return high
+    high -= 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        begin, end = low * TOKEN_BYTES, middle * TOKEN_BYTES
+        if run[begin:end] == key[pos + begin : pos + end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,61 @@
+"""What the tree answers: matches, lock receipts, insertions, and the errors of using them too late."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radix.node import Node
+
+
+class StaleMatch(LookupError):
+    """The pages of this match have left the tree since: match again."""
+
+
+class StaleLock(ValueError):
+    """This receipt has been given back already, or is for another namespace."""
+
+
+class Match(NamedTuple):
+    """The longest known prefix, to the token.  A hint until it is locked.
+
+    num_tokens    full pages and the rows of the partial page together
+    pages         the pages that match whole, in order; the caller may keep the list
+    partial_page  the page whose first `partial_rows` rows match too (1..page_size-1), to be copied into a page of
+                  one's own before anything is written behind them; None when the match ends on a page border
+    namespace, node, generation   where it was found, for `lock`; node is None when nothing matched
+    """
+
+    num_tokens: int
+    pages: list[int]
+    partial_page: int | None
+    partial_rows: int
+    namespace: str
+    node: Node | None
+    generation: int
+
+
+class Lock:
+    """A receipt: the path from `node` to the root is locked until the receipt is given back.
+
+    A node that is split keeps its identity as the lower part, so the receipt goes on naming the whole path.
+    """
+
+    __slots__ = ("held", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.held = True
+
+
+class Insert(NamedTuple):
+    """What became of an inserted run.
+
+    pages       for each full page of the run, the tree's page: the given one where the tree took it, else the one
+                that the tree had already.  The caller points its table at these and releases its duplicates.
+    new_tokens  tokens in the pages that the tree took, its tail page included; 0 when it held the whole run
+    lock        the receipt for the whole inserted path, when one was handed in
+    """
+
+    pages: list[int]
+    new_tokens: int
+    lock: Lock | None

@@ -1,0 +1,54 @@
+"""The one walker: how far a run of tokens is known, and where it stops.  Match and insert act on the answer.
+
+stops at a border     the run ends, or goes on differently, behind `node`          inside None
+stops in a page       no child begins with the next page, but `inside` is the       inside set, whole == 0
+                      child that agrees with it longest, for `rows` tokens
+stops in a node       `inside` agrees for `whole` pages and `rows` tokens more      inside set, whole >= 1
+                      (a tail that agrees to its end counts here: it is no border)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radix.node import TOKEN_BYTES, Node, common_tokens
+
+
+class Stop(NamedTuple):
+    """Where a walk stopped.  `pages`: the pages that agree whole, those of `inside` included."""
+
+    node: Node
+    inside: Node | None
+    whole: int
+    rows: int
+    pages: list[int]
+
+
+def walk(root: Node, key: bytes, page_size: int) -> Stop:
+    """Follow `key` (packed tokens) down from `root`.  Changes nothing."""
+    page_bytes = page_size * TOKEN_BYTES
+    node = root
+    pages: list[int] = []
+    pos = 0
+    while True:
+        chunk = key[pos : pos + page_bytes]
+        child = node.children.get(chunk)
+        if child is None:
+            if page_size > 1 and chunk and node.children:
+                inside, rows = node.closest(chunk)
+                return Stop(node, inside, 0, rows, pages)
+            return Stop(node, None, 0, 0, pages)
+        run = child.key
+        length = len(run)
+        if key.startswith(run, pos):
+            if not length % page_bytes:
+                pages += child.pages
+                pos += length
+                node = child
+                continue
+            tokens = length // TOKEN_BYTES
+        else:
+            tokens = common_tokens(run, key, pos, min(length, page_bytes) // TOKEN_BYTES)
+        whole = tokens // page_size
+        pages += child.pages[:whole]
+        return Stop(node, child, whole, tokens - whole * page_size, pages)
