@@ -172,6 +172,11 @@ class Front:
             state = "ok" if all(worker.up for worker in workers) else "restarting"
         return FrontStatus(state, {worker.name: "up" if worker.up else "down" for worker in workers}, len(self._asks))
 
+    def worker_pids(self) -> dict[str, int]:
+        """Name of each process that is there -> its process id."""
+        workers = [] if self._runtime is None else self._runtime.workers
+        return {worker.name: worker.process.pid for worker in workers if worker.process is not None}
+
     # What callers ask.
 
     def ask(self, ask: Ask) -> Answer:

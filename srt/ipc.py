@@ -87,6 +87,8 @@ class Outbox:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, 10_000)
+        # Processes start at the same time and come back one by one: who connects too early should not wait long.
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 10)
         self.socket.connect(endpoint)
         self._endpoint = endpoint
         self._waiting: deque[bytes] = deque()

@@ -1,0 +1,30 @@
+"""A process that runs a front over fake workers with streams in hand, to be killed by a test.
+
+Prints one line, the pids of its workers as JSON, once tokens flow; then goes on until it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from srt.front import Ask
+from srt.messages import SamplingParams, TextPrompt
+from tests.srt.fakes import fake_front
+
+
+async def main() -> None:
+    """Stream for ever."""
+    async with fake_front(tokenizer_workers=2) as front:
+        answers = [front.ask(Ask(TextPrompt("for ever"), SamplingParams())) for _ in range(8)]
+        for answer in answers:
+            await anext(answer.__aiter__())
+        print(json.dumps(front.worker_pids()), flush=True)
+        await asyncio.gather(*(answer.collect() for answer in answers))
+
+
+asyncio.run(main())
