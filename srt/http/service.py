@@ -1,0 +1,54 @@
+"""What the endpoints share: the front, the names that the model goes by, the requests that are alive."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from srt.front import Front
+from srt.http.body import decode, read_body
+from srt.http.errors import ApiError, quoted
+from srt.http.generation import LiveRequests
+
+T = TypeVar("T")
+
+
+def program_version() -> str:
+    """The installed version, or "unknown" when the program runs without having been installed."""
+    try:
+        return version("sapwood")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Service:
+    """One front and what its HTTP face knows besides."""
+
+    front: Front
+    live: LiveRequests = field(default_factory=LiveRequests)
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients call the model by."""
+        return self.front.config.served_model_name or self.front.facts.name
+
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: equal only where the same program serves the same model in the same way."""
+        settings = (program_version(), self.front.facts, self.front.config.dtype, self.front.config.device)
+        return f"fp_{hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:12]}"
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError 404 unless `name` is the model that is served, or None."""
+        if name is not None and name != self.model_name:
+            message = f"The model {quoted(name)} is not served here; the model is {quoted(self.model_name)}."
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body of a request as a struct.  Raises ApiError."""
+        return decode(await read_body(request, self.front.config.max_body_bytes), decoder)
