@@ -1,0 +1,485 @@
+// Attention over pages: online softmax over tiles at fixed absolute positions.
+//
+// The positions of a sequence are cut into segments of SEGMENT tokens and these into tiles of TILE tokens, counted
+// from position 0.  For one query and head, a segment starts from an empty sum and takes its tiles in order; the
+// segments are then merged in order.  So the order of operations depends on the query's position alone: not on
+// the chunk that it came in, on the page size, on which other queries are computed beside it, nor on whether a
+// segment was computed together with other requests that share its pages.  A tile that is wholly masked for a
+// query changes nothing, bit for bit.  (Online softmax: Milakov and Gimelshein 2018; tiles: Dao et al. 2022;
+// segments computed apart and merged: Flash-Decoding, 2023.)
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "gemm.h"
+#include "pages.h"
+
+namespace sapwood {
+
+constexpr int TILE = 4 * STRIP;
+constexpr int SEGMENT = 4 * TILE;
+// Query rows (tokens times heads of a group) that are computed against a tile while it is in cache.
+constexpr int QUERY_ROWS = 4 * MR;
+// Rows with at most so many new tokens are computed together with others where they share pages.
+constexpr int SHORT_ROW = 8;
+constexpr float NOTHING = -1e30f;
+
+// The arrays of one step (see srt/plan.py), checked by the caller; the same fields in the same order as in
+// srt/model/native.py.  `wanted` are the tokens whose final hidden states, or logits, go to `out`.
+struct StepArrays {
+    int32_t tokens, rows, wanted_count, share_prefixes, want_logits;
+    const int32_t *token_ids, *positions, *out_slots, *qo_indptr, *kv_indptr, *kv_indices, *kv_last_page_len;
+    const int32_t *wanted;
+    void *out;
+};
+
+// A piece of attention work: queries [query, query + queries) of the rows [row, row + rows) (both counted in the
+// plan's order) over segments [segment, last_segment).
+struct AttentionUnit {
+    int row, rows, query, queries, segment, last_segment;
+    bool partial;  // leaves its sums to be merged
+};
+
+struct AttentionRow {
+    int query, queries;  // its queries, in the plan's order
+    int length;          // tokens that it attends to, its own included
+    int common;          // leading tokens whose pages it shares with the row before it
+    int pages;
+    const int32_t *table;
+};
+
+// Which queries are computed together: made once for a step, used by every layer and head.
+struct AttentionPlan {
+    std::vector<AttentionRow> rows;
+    std::vector<int> order;           // batch token -> query
+    std::vector<int> token;           // query -> batch token
+    std::vector<int> position;        // of each query
+    std::vector<int> first_partial;   // of each query: index of its first partial sum, -1 where it has none
+    std::vector<int> partial_count;   // of each query
+    std::vector<AttentionUnit> units;
+    std::vector<int> merged;          // queries whose partial sums are to be merged
+    int partials = 0;
+    int window = 0;  // 0: none
+
+    int first_segment(int pos) const { return window > 0 && pos >= window ? (pos - window + 1) / SEGMENT : 0; }
+
+    void make(const StepArrays &step, int page_size, int heads, int group, int window_, int threads) {
+        window = window_;
+        sort_rows(step, page_size);
+        number_queries(step);
+        units.clear();
+        const int most = std::max(1, QUERY_ROWS / group);
+        int long_units = 0;
+        for (const auto &row : rows)
+            if (row.queries > SHORT_ROW) long_units += (row.queries + most - 1) / most;
+        const bool split = long_units * heads < 4 * threads;
+        for (size_t r = 0; r < rows.size(); ++r)
+            if (rows[r].queries > SHORT_ROW) add_long(int(r), most, split);
+        add_short(most);
+        count_partials();
+        std::stable_sort(units.begin(), units.end(), [&](const auto &a, const auto &b) { return cost(a) > cost(b); });
+    }
+
+  private:
+    long cost(const AttentionUnit &u) const {
+        const int end = std::min(u.last_segment * SEGMENT, position[u.query + u.queries - 1] + 1);
+        return long(u.queries) * std::max(0, end - u.segment * SEGMENT);
+    }
+
+    void sort_rows(const StepArrays &step, int page_size) {
+        rows.resize(step.rows);
+        std::vector<int> by(step.rows);
+        std::iota(by.begin(), by.end(), 0);
+        const auto begin = [&](int r) { return step.kv_indices + step.kv_indptr[r]; };
+        const auto end = [&](int r) { return step.kv_indices + step.kv_indptr[r + 1]; };
+        if (step.share_prefixes)
+            std::stable_sort(by.begin(), by.end(), [&](int a, int b) {
+                const bool long_a = step.qo_indptr[a + 1] - step.qo_indptr[a] > SHORT_ROW;
+                const bool long_b = step.qo_indptr[b + 1] - step.qo_indptr[b] > SHORT_ROW;
+                if (long_a != long_b) return long_b;
+                return std::lexicographical_compare(begin(a), end(a), begin(b), end(b));
+            });
+        order.resize(step.tokens);
+        for (int i = 0, query = 0; i < step.rows; ++i) {
+            const int r = by[i];
+            AttentionRow &row = rows[i];
+            row.query = query;
+            row.queries = step.qo_indptr[r + 1] - step.qo_indptr[r];
+            row.table = begin(r);
+            row.pages = int(end(r) - begin(r));
+            row.length = (row.pages - 1) * page_size + step.kv_last_page_len[r];
+            row.common = 0;
+            if (i > 0 && step.share_prefixes) {
+                const AttentionRow &before = rows[i - 1];
+                const int n = std::min(row.pages, before.pages);
+                const int same = int(std::mismatch(row.table, row.table + n, before.table).first - row.table);
+                row.common = std::min({same * page_size, row.length, before.length});
+            }
+            for (int t = 0; t < row.queries; ++t) order[step.qo_indptr[r] + t] = query++;
+        }
+    }
+
+    void number_queries(const StepArrays &step) {
+        token.resize(step.tokens);
+        position.resize(step.tokens);
+        for (int t = 0; t < step.tokens; ++t) {
+            token[order[t]] = t;
+            position[order[t]] = step.positions[t];
+        }
+    }
+
+    void add_long(int r, int most, bool split) {
+        const AttentionRow &row = rows[r];
+        const int blocks = (row.queries + most - 1) / most;
+        for (int b = 0, done = 0; b < blocks; ++b) {
+            const int n = row.queries / blocks + (b < row.queries % blocks);
+            const int query = row.query + done;
+            const int first = first_segment(position[query]), last = position[query + n - 1] / SEGMENT + 1;
+            if (split && last - first > 1) {
+                for (int s = first; s < last; ++s) units.push_back({r, 1, query, n, s, s + 1, true});
+            } else {
+                units.push_back({r, 1, query, n, first, last, false});
+            }
+            done += n;
+        }
+    }
+
+    // Segment by segment, runs of short rows that share at least its first tile.
+    void add_short(int most) {
+        int last = 0;
+        for (const auto &row : rows)
+            if (row.queries <= SHORT_ROW) last = std::max(last, (row.length - 1) / SEGMENT + 1);
+        const auto takes_part = [&](const AttentionRow &row, int s) {
+            return row.queries <= SHORT_ROW && s >= first_segment(position[row.query]) &&
+                   s <= (row.length - 1) / SEGMENT;
+        };
+        for (int s = 0; s < last; ++s)
+            for (int r = 0; r < int(rows.size());) {
+                if (!takes_part(rows[r], s)) {
+                    ++r;
+                    continue;
+                }
+                int next = r + 1, queries = rows[r].queries;
+                while (next < int(rows.size()) && takes_part(rows[next], s) &&
+                       rows[next].common >= s * SEGMENT + TILE && queries + rows[next].queries <= most)
+                    queries += rows[next++].queries;
+                const bool whole = next == r + 1 && first_segment(position[rows[r].query]) == s &&
+                                   s == (rows[r].length - 1) / SEGMENT;
+                units.push_back({r, next - r, rows[r].query, queries, s, s + 1, !whole});
+                r = next;
+            }
+    }
+
+    void count_partials() {
+        first_partial.assign(position.size(), -1);
+        partial_count.assign(position.size(), 0);
+        first_of_.assign(position.size(), 0);
+        merged.clear();
+        for (const auto &unit : units)
+            if (unit.partial)
+                for (int q = unit.query; q < unit.query + unit.queries; ++q) {
+                    if (partial_count[q] == 0 || unit.segment < first_of_[q]) first_of_[q] = unit.segment;
+                    ++partial_count[q];
+                }
+        partials = 0;
+        for (int q = 0; q < int(position.size()); ++q)
+            if (partial_count[q] > 0) {
+                first_partial[q] = partials;
+                partials += partial_count[q];
+                merged.push_back(q);
+            }
+    }
+
+  public:
+    int partial_of(int query, int segment) const { return first_partial[query] + segment - first_of_[query]; }
+
+  private:
+    std::vector<int> first_of_;  // the first segment of each query that has partial sums
+};
+
+// Memory that one worker uses.
+struct AttentionScratch {
+    std::vector<float> sum, weight, top, all_sum, all_weight, all_top, scores, factor;
+    std::vector<uint32_t> chances, k_strips, v_strips;
+
+    void prepare(int group, int dim) {
+        const int rows = std::max(QUERY_ROWS, group);
+        for (auto *v : {&sum, &all_sum}) v->resize(size_t(rows) * dim);
+        weight.resize(size_t(rows) * VW);
+        for (auto *v : {&top, &all_weight, &all_top}) v->resize(rows);
+        scores.resize(MR * TILE);
+        factor.resize(MR);
+        chances.resize(MR * TILE);
+        k_strips.resize(size_t(TILE) * dim);
+        v_strips.resize(size_t(TILE) * dim);
+    }
+};
+
+// The attention of one layer.
+template <class T>
+struct Attention {
+    typedef typename T::elem elem;
+    const AttentionPlan &plan;
+    const PagePool<T> &pool;
+    int layer, heads, group, dim;  // heads: of K and V; dim: as stored, a multiple of STRIP
+    float scale;                   // of the scores, times log2(e)
+    const uint32_t *queries;       // [KV head][query][head of the group][dim] elements
+    ptrdiff_t out_stride;          // elements from one token's output to the next
+    elem *out;                     // [token][head][dim]
+    float *partials;               // [partial][head][dim + 2]: sums, weight, top
+
+    int words() const { return dim / T::PER_WORD; }
+    const uint32_t *query_words(int head, int query) const {
+        return queries + (size_t(head) * plan.position.size() + query) * group * words();
+    }
+
+    void run_unit(const AttentionUnit &unit, int head, AttentionScratch &s) const {
+        const int rows = unit.queries * group;
+        const bool several = unit.last_segment - unit.segment > 1;
+        if (several) clear(s.all_sum.data(), s.all_weight.data(), s.all_top.data(), rows, 1);
+        for (int segment = unit.segment; segment < unit.last_segment; ++segment) {
+            clear(s.sum.data(), s.weight.data(), s.top.data(), rows, VW);
+            run_segment(unit, segment, head, s);
+            for (int r = 0; r < rows; ++r) {
+                const float weight = sum_lanes(load<vf>(&s.weight[size_t(r) * VW]));
+                const float *sum = &s.sum[size_t(r) * dim];
+                if (unit.partial)
+                    leave_partial(unit.query + r / group, segment, head * group + r % group, sum, weight, s.top[r]);
+                else if (several)
+                    merge(&s.all_sum[size_t(r) * dim], s.all_weight[r], s.all_top[r], sum, weight, s.top[r]);
+                else
+                    finish(unit.query + r / group, head * group + r % group, sum, weight);
+            }
+        }
+        if (several)
+            for (int r = 0; r < rows; ++r)
+                finish(unit.query + r / group, head * group + r % group, &s.all_sum[size_t(r) * dim],
+                       s.all_weight[r]);
+    }
+
+    // Merges the partial sums of a query, for the heads of one KV head.
+    void merge_query(int query, int head, AttentionScratch &s) const {
+        for (int g = 0; g < group; ++g) {
+            const int h = head * group + g;
+            clear(s.all_sum.data(), s.all_weight.data(), s.all_top.data(), 1, 1);
+            for (int i = 0; i < plan.partial_count[query]; ++i) {
+                const float *from = partial(plan.first_partial[query] + i, h);
+                merge(s.all_sum.data(), s.all_weight[0], s.all_top[0], from, from[dim], from[dim + 1]);
+            }
+            finish(query, h, s.all_sum.data(), s.all_weight[0]);
+        }
+    }
+
+  private:
+    void clear(float *sum, float *weight, float *top, int rows, int lanes) const {
+        std::fill(sum, sum + size_t(rows) * dim, 0.0f);
+        std::fill(weight, weight + size_t(rows) * lanes, 0.0f);
+        std::fill(top, top + rows, NOTHING);
+    }
+
+    float *partial(int index, int h) const {
+        return partials + (size_t(index) * heads * group + h) * (dim + 2);
+    }
+
+    void leave_partial(int query, int segment, int h, const float *sum, float weight, float top) const {
+        float *to = partial(plan.partial_of(query, segment), h);
+        std::memcpy(to, sum, size_t(dim) * sizeof(float));
+        to[dim] = weight;
+        to[dim + 1] = top;
+    }
+
+    void merge(float *all, float &all_weight, float &all_top, const float *sum, float weight, float top) const {
+        const float best = all_top > top ? all_top : top;
+        const vf keep = exp2v(splat(all_top - best)), take = exp2v(splat(top - best));
+        for (int d = 0; d < dim; d += VW) store(all + d, fma(load<vf>(sum + d), take, load<vf>(all + d) * keep));
+        all_weight = fma(splat(weight), take, splat(all_weight) * keep)[0];
+        all_top = best;
+    }
+
+    void finish(int query, int h, const float *sum, float weight) const {
+        elem *to = out + plan.token[query] * out_stride + h * dim;
+        const vf share = splat(1.0f / weight);
+        for (int d = 0; d < dim; d += VW) T::put(to + d, load<vf>(sum + d) * share);
+    }
+
+    void run_segment(const AttentionUnit &unit, int segment, int head, AttentionScratch &s) const {
+        const int end_row = unit.row + unit.rows;
+        for (int from = segment * SEGMENT; from < (segment + 1) * SEGMENT; from += TILE)
+            for (int row = unit.row; row < end_row;) {
+                int next = row + 1;
+                while (next < end_row && plan.rows[next].common >= from + TILE) ++next;
+                const AttentionRow &first = plan.rows[row], &last = plan.rows[next - 1];
+                const int query = std::max(unit.query, first.query);
+                const int end = std::min(unit.query + unit.queries, last.query + last.queries);
+                if (from < first.length) run_tile(first, from, head, query, end, unit.query, s);
+                row = next;
+            }
+    }
+
+    // Queries [query, end) against the tile that starts at position `from` of the pages of `row`.
+    void run_tile(const AttentionRow &row, int from, int head, int query, int end, int base,
+                  AttentionScratch &s) const {
+        int lowest = std::numeric_limits<int>::max(), highest = -1;
+        for (int q = query; q < end; ++q) {
+            lowest = std::min(lowest, plan.position[q]);
+            highest = std::max(highest, plan.position[q]);
+        }
+        if (highest < from || (plan.window > 0 && from + TILE <= lowest - plan.window + 1)) return;
+        const uint32_t *k[TILE / STRIP], *v[TILE / STRIP];
+        const int strips = std::min(TILE / STRIP, (std::min(highest + 1, row.length) - from + STRIP - 1) / STRIP);
+        for (int i = 0; i < strips; ++i) find_strip(row, from + i * STRIP, i, head, s, k[i], v[i]);
+        const uint32_t *words_of = query_words(head, query);
+        const int rows = (end - query) * group, offset = (query - base) * group;
+        each_row_block(rows, [&](int r, int count) {
+            int low = std::numeric_limits<int>::max(), high = -1;
+            for (int q = query + r / group; q <= query + (r + count - 1) / group; ++q) {
+                low = std::min(low, plan.position[q]);
+                high = std::max(high, plan.position[q]);
+            }
+            if (high < from || (plan.window > 0 && from + TILE <= low - plan.window + 1)) return;
+            const int needed = std::min(strips, (high - from) / STRIP + 1);
+            const bool masked = low < from + needed * STRIP - 1 || (plan.window > 0 && from <= high - plan.window);
+            score(words_of + size_t(r) * words(), count, k, needed, s.scores.data());
+            weigh(query * group + r, count, from, needed, masked, offset + r, s);
+            add_values(count, v, needed, offset + r, s);
+        });
+    }
+
+    // K and V of the STRIP tokens from position `from`: in place where the page holds them as a strip, else
+    // gathered; V beyond the row's length is zero, so that what lies there cannot turn a sum into not-a-number.
+    void find_strip(const AttentionRow &row, int from, int i, int head, AttentionScratch &s, const uint32_t *&k,
+                    const uint32_t *&v) const {
+        const int present = std::min(STRIP, row.length - from);
+        uint32_t *v_to = &s.v_strips[size_t(i) * STRIP * words()];
+        if (pool.strip == STRIP) {
+            const int page = row.table[from / pool.page_size], offset = from % pool.page_size;
+            k = reinterpret_cast<const uint32_t *>(pool.k(page, layer, head) + size_t(offset) * dim);
+            v = reinterpret_cast<const uint32_t *>(pool.v(page, layer, head) + size_t(offset) * dim);
+            if (present < STRIP) {
+                copy_v_start(v, present, v_to);
+                v = v_to;
+            }
+            return;
+        }
+        uint32_t *k_to = &s.k_strips[size_t(i) * STRIP * words()];
+        std::fill(k_to, k_to + STRIP * words(), 0);
+        std::fill(v_to, v_to + STRIP * words(), 0);
+        gather_k(row, from, present, head, k_to);
+        gather_v(row, from, present, head, reinterpret_cast<elem *>(v_to));
+        k = k_to;
+        v = v_to;
+    }
+
+    // The first `present` tokens of a strip of V, and zeros.
+    void copy_v_start(const uint32_t *from, int present, uint32_t *to) const {
+        const int whole = present / T::PER_WORD * dim;
+        std::memcpy(to, from, size_t(whole) * sizeof(uint32_t));
+        std::fill(to + whole, to + STRIP * words(), 0);
+        if (present % T::PER_WORD)
+            for (int d = 0; d < dim; ++d) to[whole + d] = from[whole + d] & 0xffffu;
+    }
+
+    void gather_k(const AttentionRow &row, int from, int present, int head, uint32_t *to) const {
+        for (int t = 0; t < present; t += pool.strip) {
+            const int n = std::min(pool.strip, present - t), offset = (from + t) % pool.page_size;
+            const uint32_t *strip = reinterpret_cast<const uint32_t *>(
+                pool.k(row.table[(from + t) / pool.page_size], layer, head) + pool.k_at(offset, 0));
+            for (int w = 0; w < words(); ++w)
+                for (int j = 0; j < n; ++j) to[w * STRIP + t + j] = strip[w * pool.strip + j];
+        }
+    }
+
+    void gather_v(const AttentionRow &row, int from, int present, int head, elem *to) const {
+        for (int t = 0; t < present; ++t) {
+            const int offset = (from + t) % pool.page_size;
+            const elem *v = pool.v(row.table[(from + t) / pool.page_size], layer, head) + pool.v_at(offset, 0);
+            elem *at = to + size_t(t / T::PER_WORD) * T::PER_WORD * dim + t % T::PER_WORD;
+            for (int d = 0; d < dim; ++d) at[d * T::PER_WORD] = v[size_t(d) * pool.pair];
+        }
+    }
+
+    // scores[count][TILE] = the raw products of `count` query rows and `strips` strips of K.
+    void score(const uint32_t *q, int count, const uint32_t *const *k, int strips, float *scores) const {
+        with_rows(count, [&](auto fixed) {
+            constexpr int ROWS = decltype(fixed)::value;
+            const int vectors = strips * STRIP / VW;
+            for (int i = 0; i < vectors; i += 2) {
+                const int j = std::min(i + 1, vectors - 1);
+                vf sum[ROWS][2] = {};
+                accumulate<T, ROWS>(sum, q, words(), k[i * VW / STRIP] + i * VW % STRIP,
+                                    k[j * VW / STRIP] + j * VW % STRIP, STRIP, words());
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; ++r) {
+                    store(scores + r * TILE + j * VW, sum[r][1]);
+                    store(scores + r * TILE + i * VW, sum[r][0]);
+                }
+            }
+        });
+    }
+
+    // Turns scores into chances, relative to the highest score so far; `factor` is what older sums shrink by.
+    void weigh(int first_row, int count, int from, int strips, bool masked, int at, AttentionScratch &s) const {
+        const int vectors = strips * STRIP / VW;
+        for (int r = 0; r < count; ++r) {
+            float *scores = &s.scores[size_t(r) * TILE];
+            if (masked) mask(scores, vectors, from, plan.position[(first_row + r) / group]);
+            vf most = load<vf>(scores);
+            for (int i = 1; i < vectors; ++i) most = max(load<vf>(scores + i * VW), most);
+            const float top = s.top[at + r], here = max_lanes(most) * scale;
+            const float best = here > top ? here : top;
+            s.top[at + r] = best;
+            const vf shrink = exp2v(splat(top - best));
+            s.factor[r] = shrink[0];
+            vf weight = load<vf>(&s.weight[size_t(at + r) * VW]) * shrink;
+            elem *chances = reinterpret_cast<elem *>(&s.chances[size_t(r) * TILE]);
+            for (int i = 0; i < vectors; ++i) {
+                const vf p = exp2v(fma(load<vf>(scores + i * VW), splat(scale), splat(-best)));
+                weight += p;
+                T::put(chances + i * VW, p);
+            }
+            store(&s.weight[size_t(at + r) * VW], weight);
+        }
+    }
+
+    void mask(float *scores, int vectors, int from, int position) const {
+        vi lane;
+        for (int i = 0; i < VW; ++i) lane[i] = i;
+        const int lowest = plan.window > 0 ? position - plan.window + 1 : 0;
+        for (int i = 0; i < vectors; ++i) {
+            const vi at = lane + (from + i * VW);
+            const vi seen = (at <= position) & (at >= lowest);
+            store(scores + i * VW, seen ? load<vf>(scores + i * VW) : splat(-std::numeric_limits<float>::infinity()));
+        }
+    }
+
+    // sum = sum * factor + chances times V.
+    void add_values(int count, const uint32_t *const *v, int strips, int at, AttentionScratch &s) const {
+        with_rows(count, [&](auto fixed) {
+            constexpr int ROWS = decltype(fixed)::value;
+            for (int d = 0; d < dim; d += 2 * VW) {
+                const int e = d + VW < dim ? d + VW : d;
+                vf sum[ROWS][2];
+                float *to = &s.sum[size_t(at) * dim];
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; ++r) {
+                    const vf factor = splat(s.factor[r]);
+                    sum[r][0] = load<vf>(to + r * dim + d) * factor;
+                    sum[r][1] = load<vf>(to + r * dim + e) * factor;
+                }
+                for (int i = 0; i < strips; ++i)
+                    accumulate<T, ROWS>(sum, s.chances.data() + i * STRIP / T::PER_WORD, TILE, v[i] + d, v[i] + e,
+                                        dim, STRIP / T::PER_WORD);
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; ++r) {
+                    store(to + r * dim + e, sum[r][1]);
+                    store(to + r * dim + d, sum[r][0]);
+                }
+            }
+        });
+    }
+};
+
+}  // namespace sapwood

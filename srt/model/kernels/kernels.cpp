@@ -1,0 +1,57 @@
+// The C interface of the kernels, as srt/model/native.py calls it.  Nothing here throws: a failure is a null or -1.
+//
+// Compiled once for each number format, with FORMAT defined as BF16 or F32.
+#include "model.h"
+
+using namespace sapwood;
+typedef ModelOf<FORMAT> Model;
+
+extern "C" {
+
+void *sapwood_create(const Spec *spec) {
+    try {
+        return new Model(*spec);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+void sapwood_destroy(void *model) { delete static_cast<Model *>(model); }
+
+void sapwood_set_weight(void *model, int32_t layer, int32_t which, const void *from) {
+    static_cast<Model *>(model)->set_weight(layer, Weight(which), static_cast<const FORMAT::elem *>(from));
+}
+
+void sapwood_set_vector(void *model, int32_t layer, int32_t which, const float *from) {
+    static_cast<Model *>(model)->set_vector(layer, Vector(which), from);
+}
+
+void sapwood_set_embedding(void *model, const void *from) {
+    static_cast<Model *>(model)->set_embedding(static_cast<const FORMAT::elem *>(from));
+}
+
+int32_t sapwood_forward(void *model, const StepArrays *step) {
+    try {
+        static_cast<Model *>(model)->forward(*step);
+        return 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
+int32_t sapwood_project(void *model, const void *hidden, int32_t rows, float *out) {
+    try {
+        static_cast<Model *>(model)->project(static_cast<const FORMAT::elem *>(hidden), rows, out);
+        return 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
+// Copies the first rows of pages: `copies` is [count][3] of source page, destination page, rows.
+void sapwood_copy_rows(void *kv, int32_t page_size, int32_t layers, int32_t kv_heads, int32_t head_dim,
+                       const int32_t *copies, int32_t count) {
+    const PagePool<FORMAT> pool(kv, page_size, layers, kv_heads, round_up(head_dim, STRIP));
+    for (int i = 0; i < count; ++i) pool.copy_rows(copies[3 * i], copies[3 * i + 1], copies[3 * i + 2]);
+}
+}

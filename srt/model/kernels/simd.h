@@ -1,0 +1,182 @@
+// Vectors of VW floats for the instruction set that the compiler was told to use, and the few operations on them.
+//
+// Everything is written with the compiler's vector extensions, so that one source serves AVX-512, AVX2 and any
+// other machine; only fused multiply-add, the bfloat16 dot product and a few conversions name instructions.
+// Contraction of a*b+c is off (-ffp-contract=off): what is fused is written as fma(), so a number's bits do not
+// depend on how the compiler happened to unroll the loop around it.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace sapwood {
+
+#if defined(__AVX512F__)
+constexpr int VW = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int VW = 8;
+#else
+constexpr int VW = 4;
+#endif
+
+// Rows that the inner loop of a product holds in registers beside two vectors of columns.
+constexpr int MR = VW == 16 ? 12 : VW == 8 ? 6 : 4;
+
+typedef float vf __attribute__((vector_size(VW * 4)));
+typedef int32_t vi __attribute__((vector_size(VW * 4)));
+typedef uint32_t vu __attribute__((vector_size(VW * 4)));
+typedef uint16_t vh __attribute__((vector_size(VW * 2)));
+
+#define SAPWOOD_INLINE inline __attribute__((always_inline))
+
+template <class V>
+SAPWOOD_INLINE V load(const void *from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V>
+SAPWOOD_INLINE void store(void *to, V v) {
+    std::memcpy(to, &v, sizeof v);
+}
+
+SAPWOOD_INLINE vf splat(float x) { return x - vf{}; }
+SAPWOOD_INLINE vu splat_word(uint32_t x) { return x - vu{}; }
+
+SAPWOOD_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    vf r;
+    for (int i = 0; i < VW; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return r;
+#else
+    return a * b + c;
+#endif
+}
+
+// The greater of each pair; b where either is not a number.
+SAPWOOD_INLINE vf max(vf a, vf b) { return a > b ? a : b; }
+
+template <int LANES>
+struct Lanes {
+    typedef float type __attribute__((vector_size(LANES * 4)));
+};
+
+// Folds the lanes of a vector in halves, always in the same order.
+template <int LANES = VW, class F>
+SAPWOOD_INLINE float fold_lanes(typename Lanes<LANES>::type v, const F &both) {
+    if constexpr (LANES == 4) {
+        return both(both(v[0], v[2]), both(v[1], v[3]));
+    } else {
+        typename Lanes<LANES / 2>::type half[2];
+        std::memcpy(half, &v, sizeof v);
+        return fold_lanes<LANES / 2>(both(half[0], half[1]), both);
+    }
+}
+
+SAPWOOD_INLINE float sum_lanes(vf v) {
+    return fold_lanes(v, [](auto a, auto b) { return a + b; });
+}
+
+SAPWOOD_INLINE float max_lanes(vf v) {
+    return fold_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// 2^x to about one unit in the last place; exactly 0 below -126 and exactly 1 at 0; not-a-number stays what it is.
+SAPWOOD_INLINE vf exp2v(vf x) {
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest whole number
+    const vf bounded = x > splat(127.0f) ? splat(127.0f) : x;
+    const vf shifted = bounded + magic;
+    const vf whole = shifted - magic;
+    const vf f = bounded - whole;
+    // Taylor terms of 2^f = e^(f ln 2) for |f| <= 1/2; the first one left out is below 3e-9.
+    vf p = splat(1.5252733804059840e-5f);
+    p = fma(p, f, splat(1.5403530393381609e-4f));
+    p = fma(p, f, splat(1.3333558146428443e-3f));
+    p = fma(p, f, splat(9.6181291076284772e-3f));
+    p = fma(p, f, splat(5.5504108664821580e-2f));
+    p = fma(p, f, splat(2.4022650695910071e-1f));
+    p = fma(p, f, splat(6.9314718055994531e-1f));
+    p = fma(p, f, splat(1.0f));
+    const vu power = ((vu)shifted - (vu)magic + 127u) << 23;
+    const vf value = p * (vf)power;
+    return x < splat(-126.0f) ? vf{} : value;
+}
+
+constexpr float LOG2E = 1.44269504088896340736f;
+
+// x / (1 + e^-x)
+SAPWOOD_INLINE vf silu(vf x) { return x / (splat(1.0f) + exp2v(x * splat(-LOG2E))); }
+
+// To bfloat16, ties to even.
+SAPWOOD_INLINE vh to_bf16(vf x) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
+    const vu bits = (vu)x;
+    const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const vu quiet = (bits >> 16) | 0x40u;
+    return __builtin_convertvector(x == x ? rounded : quiet, vh);
+#endif
+}
+
+SAPWOOD_INLINE float from_bf16(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+// The two number formats of weights, KV and the inputs of products.  A word is 32 bits: PER_WORD neighbours along
+// the dimension that a product sums over.  dot() adds the products of two vectors of words to VW sums.
+struct F32 {
+    typedef float elem;
+    static constexpr int PER_WORD = 1;
+    static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) { return fma((vf)a, (vf)b, sum); }
+    static SAPWOOD_INLINE void put(elem *to, vf x) { store(to, x); }
+    static SAPWOOD_INLINE float get(elem x) { return x; }
+};
+
+struct BF16 {
+    typedef uint16_t elem;
+    static constexpr int PER_WORD = 2;
+    static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) {
+#if defined(__AVX512BF16__)
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+        sum = fma((vf)(a << 16), (vf)(b << 16), sum);
+        return fma((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), sum);
+#endif
+    }
+    static SAPWOOD_INLINE void put(elem *to, vf x) { store(to, to_bf16(x)); }
+    static SAPWOOD_INLINE float get(elem x) { return from_bf16(x); }
+};
+
+// sum[r][c] += the words a[r][0..steps) times the columns at p0 and p1, one word row after another: the order of
+// additions into a sum is that of the words, whatever ROWS is.
+template <class T, int ROWS>
+SAPWOOD_INLINE void accumulate(vf (&sum)[ROWS][2], const uint32_t *a, ptrdiff_t lda, const uint32_t *p0,
+                               const uint32_t *p1, ptrdiff_t stride, int steps) {
+    for (int k = 0; k < steps; ++k) {
+        const vu b0 = load<vu>(p0), b1 = load<vu>(p1);
+        p0 += stride;
+        p1 += stride;
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) {
+            const vu x = splat_word(a[r * lda + k]);
+            sum[r][0] = T::dot(sum[r][0], b0, x);
+            sum[r][1] = T::dot(sum[r][1], b1, x);
+        }
+    }
+}
+
+}  // namespace sapwood
