@@ -39,7 +39,8 @@ class RadixTree:
         self._pool = pool
         self._page_size = pool.page_size
         self._page_bytes = pool.page_size * TOKEN_BYTES
-        self._on_evict = on_evict
+        # May be set later too, by whoever owns the tree.
+        self.on_evict = on_evict
         self._tick = 0
 
     # Match, lock, unlock ------------------------------------------------------------------------------------------
@@ -85,7 +86,10 @@ class RadixTree:
             # A node that was split since covers only the lower part of what it covered then.
             while node.start >= end and node.parent is not None:
                 node = node.parent
-            node = self._cut(node, end)
+            if node.start + len(node.pages) != end:
+                node = self._forest.split(node, end - node.start)
+                # `match` could not touch the upper part alone, which is now a node.
+                self._touch(node, 0)
         self._forest.lock_path(node)
         return Lock(node)
 
@@ -95,16 +99,6 @@ class RadixTree:
             raise StaleLock("this lock has been given back already")
         lock.held = False
         self._forest.unlock_path(lock.node)
-
-    def _cut(self, node: Node, end: int) -> Node:
-        """The node that ends behind the path's first `end` pages: this one, or its upper part."""
-        if node.start + len(node.pages) == end:
-            return node
-        upper = self._forest.split(node, end - node.start)
-        # Only the upper part is used now; the path above it has been touched already.
-        if upper.parent is not None:
-            upper.tick = upper.parent.tick
-        return upper
 
     def _touch(self, node: Node, hits: int) -> None:
         """The path to this node is used now: one tick for all of it, so that no part looks older than what is below."""
@@ -163,9 +157,9 @@ class RadixTree:
         if stop.inside is None:
             return stop.node
         end = stop.whole + (stop.rows > 0)
-        if exact or end == len(stop.inside.pages):
-            return self._cut(stop.inside, stop.inside.start + end)
-        return stop.node
+        if end == len(stop.inside.pages):
+            return stop.inside
+        return self._forest.split(stop.inside, end) if exact else stop.node
 
     def _grow(self, stop: Stop, tokens: bytes, pages: Sequence[int], lock: Lock | None) -> Node:
         """Take the pages of a run that are new, as a longer leaf or another one.  Returns the leaf."""
@@ -239,8 +233,8 @@ class RadixTree:
     def _shrink(self, leaf: Node, wanted: int) -> int:
         """Evict `wanted` pages from the end of a leaf, or all of it.  Returns how many became free."""
         kept = max(len(leaf.pages) - wanted, 0)
-        if self._on_evict is not None:
-            self._on_evict(leaf.namespace, self._prefix(leaf), leaf.pages[kept:])
+        if self.on_evict is not None:
+            self.on_evict(leaf.namespace, self._prefix(leaf), leaf.pages[kept:])
         if kept:
             return self._forest.trim(leaf, kept)
         parent = leaf.parent

@@ -145,7 +145,10 @@ class Scheduler:
 
     def flush(self) -> bool:
         """Forget every cached prefix.  False, unchanged, while a request holds one."""
-        return not self._running and not self._in_flight and self.holdings.tree.flush()
+        if self._running or self._in_flight or not self.holdings.tree.flush():
+            return False
+        self._waiting.forget_matches()
+        return True
 
     def _arrive(self, message: Generate, now: float) -> None:
         self._arrivals += 1
@@ -279,7 +282,6 @@ class Scheduler:
         request.move_to(Status.WAITING)
         request.retractions += 1
         request.key = request.tokens.tobytes()
-        request.hint_version = -1
         self._waiting.add(request)
 
     # ---- admission -----------------------------------------------------------------------------------------
@@ -291,8 +293,7 @@ class Scheduler:
         if not self._waiting or budget <= 0 or not self._free_slots:
             return copies
         reserve = sum(self._still_needed(r) for r in self._running)
-        admitted: set[str] = set()
-        for request in self._waiting.in_order(now):
+        for request in self._waiting:
             if budget <= 0 or not self._free_slots:
                 break
             if self._waiting.awaits_shared_prefix(request, self._running):
@@ -309,10 +310,9 @@ class Scheduler:
             copies += own_copies
             budget -= num_tokens
             self._start(request, now)
-            admitted.add(request.rid)
+            self._waiting.remove(request)
             rows.append(self._row(request, num_tokens))
             reserve += self._still_needed(request)
-        self._waiting.remove_all(admitted)
         return copies
 
     def _still_needed(self, request: Request) -> int:
@@ -436,4 +436,5 @@ class Scheduler:
         for request in self._waiting:
             assert request.table.num_pages == 0, "who waits owns no page"
             assert request.lock is None, "who waits holds no lock"
+        self._waiting.check()
         self.holdings.check(everybody)

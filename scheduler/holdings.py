@@ -14,13 +14,15 @@ that time (it ended, or the tree had the same run already) rest in limbo until t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from radix import PagePool, RadixTree
 from scheduler.request import Request
 
 # (source page, destination page, rows): rows to copy before the step that computes on top of them.
 Copy = tuple[int, int, int]
+# (namespace, tokens of a run from its beginning, packed, first token that changed)
+Change = Callable[[str, bytes, int], None]
 
 
 class Holdings:
@@ -31,6 +33,7 @@ class Holdings:
         self.tree = tree
         self.use_cache = use_cache
         self.evicted_pages = 0
+        self._published: Change = lambda namespace, tokens, start: None
         self._limbo: deque[tuple[int, list[int]]] = deque()
 
     @property
@@ -51,14 +54,20 @@ class Holdings:
         """Whether the request takes from the cache and gives to it."""
         return self.use_cache and request.message.use_cache
 
-    def refresh_hint(self, request: Request) -> None:
-        """Bring the request's match length up to date with the tree.  A hint only: nothing is locked or touched."""
-        if request.hint_version != self.tree.version:
-            request.hint_tokens = 0
-            if self.caches(request):
-                match = self.tree.match(request.message.namespace, request.key, request.match_limit, touch=False)
-                request.hint_tokens = match.num_tokens
-            request.hint_version = self.tree.version
+    def listen(self, published: Change, evicted: Change) -> None:
+        """Call `published` when the tree has taken tokens `[start, end)` of a run, `evicted` when it has lost them."""
+        self._published = published
+
+        def on_evict(namespace: str, prefix: bytes, pages: Sequence[int]) -> None:
+            # Only the last page of a run may be partly filled, and it goes first.
+            length = len(prefix) // 4
+            evicted(namespace, prefix, (self.pages_for(length) - len(pages)) * self.page_size)
+
+        self.tree.on_evict = on_evict
+
+    def match_length(self, request: Request) -> int:
+        """Tokens of the request that are cached now.  A hint only: nothing is locked or touched."""
+        return self.tree.match(request.message.namespace, request.key, request.match_limit, touch=False).num_tokens
 
     def admit(self, request: Request, reserve_pages: int) -> list[Copy] | None:
         """Take what is cached of the request's known tokens, if the rest of them and `reserve_pages` can be had too.
@@ -121,15 +130,20 @@ class Holdings:
         end = max(num_tokens // self.page_size * self.page_size, request.cached)
         if not self.caches(request) or (end == request.cached and not request.copied_from):
             return
-        full = end // self.page_size
-        namespace = request.message.namespace
-        insert = self.tree.insert(
-            namespace, request.tokens[:end].tobytes(), request.table.pages[:full].tolist(), request.lock
-        )
-        request.lock = insert.lock
-        self._adopt(request, insert.pages, request.cached // self.page_size, in_flight_step)
+        tree_pages = self._insert(request, end)
+        self._adopt(request, tree_pages, request.cached // self.page_size, in_flight_step)
         request.cached = end
         request.copied_from = False
+
+    def _insert(self, request: Request, num_tokens: int) -> list[int]:
+        """Give the tree the first tokens, move the lock to them, and return the tree's pages for the full ones."""
+        namespace, tokens = request.message.namespace, request.tokens[:num_tokens].tobytes()
+        pages = request.table.pages[: self.pages_for(num_tokens)].tolist()
+        insert = self.tree.insert(namespace, tokens, pages, request.lock)
+        request.lock = insert.lock
+        if insert.new_tokens:
+            self._published(namespace, tokens, num_tokens - insert.new_tokens)
+        return insert.pages
 
     def _adopt(self, request: Request, tree_pages: list[int], first: int, in_flight_step: int | None) -> None:
         duplicates = []
@@ -143,9 +157,7 @@ class Holdings:
     def release(self, request: Request, keep_tokens: int, in_flight_step: int | None) -> None:
         """Take everything from a request.  The tree gets its first `keep_tokens` tokens, the partly filled page too."""
         if self.caches(request) and keep_tokens > request.cached:
-            pages = request.table.pages[: self.pages_for(keep_tokens)].tolist()
-            tokens = request.tokens[:keep_tokens].tobytes()
-            request.lock = self.tree.insert(request.message.namespace, tokens, pages, request.lock).lock
+            self._insert(request, keep_tokens)
         if request.lock is not None:
             self.tree.unlock(request.lock)
             request.lock = None

@@ -97,13 +97,13 @@ class Request:
     __slots__ = (
         "admitted_at",
         "arrival",
+        "awaits",
         "cached",
         "computed",
         "copied_from",
         "finish",
         "first_cached",
         "hint_tokens",
-        "hint_version",
         "key",
         "lock",
         "max_new_tokens",
@@ -114,6 +114,7 @@ class Request:
         "promised",
         "prompt_logprobs",
         "prompt_tokens",
+        "rank",
         "retractions",
         "slot",
         "status",
@@ -150,9 +151,10 @@ class Request:
         # Whether the lock still keeps a page of the tree whose first rows were copied into a page of our own.
         self.copied_from = False
         self.slot: int | None = None
-        # The last match made while waiting: its length, and the version of the tree that it was made in.
+        # While it waits: tokens that are cached, its place in the order, and who computes what it waits for.
         self.hint_tokens = 0
-        self.hint_version = -1
+        self.rank: tuple[bool, float, int] = (True, 0.0, order)
+        self.awaits: tuple[Request, int] | None = None
         # Reports.
         self.admitted_at: float | None = None
         self.first_cached: int | None = None

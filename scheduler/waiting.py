@@ -1,20 +1,27 @@
-"""The waiting requests: in which order they are looked at, and which of them had better wait a little longer."""
+"""The waiting requests: in which order they are looked at, and which of them had better wait a little longer.
+
+Everything here is kept up to date as things change, so that a plan costs nothing for those that it does not look at:
+
+- The order is a sorted list.  A policy's ranks do not depend on the time (everybody ages at the same pace), so a
+  request moves only when its match changes.
+- A match changes only where the tree changes.  Waiting requests are also sorted by their tokens: those that share more
+  than the first `start` tokens with a changed run stand side by side, and only they are visited.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+from sortedcontainers import SortedKeyList
 
 from scheduler.holdings import Holdings
-from scheduler.policy import Policy, in_order
+from scheduler.policy import Policy
 from scheduler.request import Request
 
 # Requests that share so many tokens, which one of them computes now, do not compute them twice: the others wait.  They
 # wait to the end of what is shared, since the rest of it takes no longer to come than to compute it again.
 SHARE_TOKENS = 32
-# Waiting requests whose match is brought up to date in one plan; the others keep the one they have.
-HINTS_PER_PLAN = 256
 
 
 class WaitingQueue:
@@ -23,61 +30,136 @@ class WaitingQueue:
     def __init__(self, holdings: Holdings, policy: Policy) -> None:
         self._holdings = holdings
         self._policy = policy
-        self._requests: list[Request] = []
-        self._hint_cursor = 0
+        self._ranked: SortedKeyList[Request] = SortedKeyList(key=lambda request: request.rank)
+        self._by_tokens: dict[str, SortedKeyList[Request]] = {}
+        self._stale: dict[str, Request] = {}
+        holdings.listen(self._published, self._evicted)
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._ranked)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        """In the policy's order, as of now."""
+        self.refresh()
+        return iter(list(self._ranked))
 
     def add(self, request: Request) -> None:
-        """At the end; the policy's order does not depend on the place."""
-        self._requests.append(request)
+        """A request arrives, or comes back."""
+        request.awaits = None
+        if self._policy.uses_matches and self._holdings.caches(request):
+            request.hint_tokens = self._holdings.match_length(request)
+            namespace = request.message.namespace
+            if namespace not in self._by_tokens:
+                self._by_tokens[namespace] = SortedKeyList(key=lambda waiting: waiting.key)
+            self._by_tokens[namespace].add(request)
+        self._rank(request)
 
     def remove(self, request: Request) -> None:
         """Raises ValueError when the request does not wait."""
-        self._requests.remove(request)
-
-    def remove_all(self, rids: set[str]) -> None:
-        """Those that were admitted in one plan."""
-        if rids:
-            self._requests = [request for request in self._requests if request.rid not in rids]
+        self._ranked.remove(request)
+        self._stale.pop(request.rid, None)
+        neighbours = self._by_tokens.get(request.message.namespace)
+        if neighbours is not None and request in neighbours:
+            neighbours.remove(request)
+            if not neighbours:
+                del self._by_tokens[request.message.namespace]
 
     def oldest_wait(self, now: float) -> float:
         """Seconds since the arrival of whoever has waited longest."""
-        return max((now - request.arrival for request in self._requests), default=0.0)
+        return max((now - request.arrival for request in self._ranked), default=0.0)
 
-    def in_order(self, now: float) -> list[Request]:
-        """First to be looked at first."""
-        if self._policy.uses_matches:
-            self._refresh_hints()
-        return in_order(self._requests, self._policy, now)
+    def _rank(self, request: Request) -> None:
+        # A retracted request has been admitted once, in its turn: it goes first.
+        request.rank = (request.retractions == 0, self._policy.rank(request), request.order)
+        self._ranked.add(request)
 
-    def _refresh_hints(self) -> None:
-        """Bring matches up to date, a bounded number in each plan, in turn."""
-        count = len(self._requests)
-        for offset in range(min(count, HINTS_PER_PLAN)):
-            self._holdings.refresh_hint(self._requests[(self._hint_cursor + offset) % count])
-        self._hint_cursor = (self._hint_cursor + HINTS_PER_PLAN) % count if count > HINTS_PER_PLAN else 0
+    # ---- matches -------------------------------------------------------------------------------------------
+
+    def _published(self, namespace: str, tokens: bytes, start: int) -> None:
+        """The tree has taken tokens `[start, end)` of a run."""
+        for request, shared in self._sharing(namespace, tokens, start):
+            self._set_hint(request, max(request.hint_tokens, min(shared, request.match_limit)))
+
+    def _evicted(self, namespace: str, tokens: bytes, start: int) -> None:
+        """Tokens `[start, end)` of a run are about to leave the tree; another run may match as far, or nearly."""
+        for request, _ in self._sharing(namespace, tokens, start):
+            self._stale[request.rid] = request
+
+    def refresh(self) -> None:
+        """Match those again that have lost something to eviction."""
+        for request in self._stale.values():
+            self._set_hint(request, self._holdings.match_length(request))
+        self._stale.clear()
+
+    def _set_hint(self, request: Request, tokens: int) -> None:
+        if tokens != request.hint_tokens:
+            self._ranked.remove(request)
+            request.hint_tokens = tokens
+            self._rank(request)
+
+    def _sharing(self, namespace: str, tokens: bytes, start: int) -> list[tuple[Request, int]]:
+        """Waiting requests that share more than `start` leading tokens with `tokens`, and how many they share."""
+        neighbours = self._by_tokens.get(namespace)
+        if neighbours is None:
+            return []
+        middle = neighbours.bisect_key_left(tokens)
+        found = []
+        for places in (range(middle, len(neighbours)), range(middle - 1, -1, -1)):
+            for place in places:
+                request = neighbours[place]
+                shared = common_prefix_tokens(tokens, request.key)
+                if shared <= start:
+                    break
+                found.append((request, shared))
+        return found
+
+    def forget_matches(self) -> None:
+        """The cache is empty."""
+        self._stale.clear()
+        for request in list(self._ranked):
+            self._set_hint(request, 0)
+
+    def check(self) -> None:
+        """Every match and every place in the order is what it would be if it were computed now.
+
+        Raises AssertionError.
+        """
+        self.refresh()
+        assert sum(map(len, self._by_tokens.values())) in (0, sum(map(self._holdings.caches, self._ranked)))
+        for request in self._ranked:
+            if self._policy.uses_matches and self._holdings.caches(request):
+                actual = self._holdings.match_length(request)
+                assert request.hint_tokens == actual, f"{request.rid}: match {request.hint_tokens}, should be {actual}"
+            assert request.rank == (request.retractions == 0, self._policy.rank(request), request.order), "rank"
+
+    # ---- sharing what is being computed ---------------------------------------------------------------------
 
     def awaits_shared_prefix(self, request: Request, running: list[Request]) -> bool:
         """Whether a running request is about to publish more of a prefix that both share than is cached now."""
         if not self._holdings.caches(request):
             return False
+        if request.awaits is not None:
+            other, reach = request.awaits
+            if other.slot is not None and other.cached < reach:
+                return True
+            request.awaits = None
         page_size = self._holdings.page_size
+        matched: int | None = None
         for other in running:
             will_publish = len(other.key) // 4 // page_size * page_size
             if other.cached >= will_publish or not self._holdings.caches(other):
                 continue
             if other.message.namespace != request.message.namespace:
                 continue
-            self._holdings.refresh_hint(request)
-            needed = max(request.hint_tokens + 1, SHARE_TOKENS)
+            if matched is None:
+                matched = self._holdings.match_length(request)
+            needed = max(matched + 1, SHARE_TOKENS)
             reach = min(request.match_limit, will_publish)
-            if reach >= needed and min(reach, common_prefix_tokens(request.key, other.key)) >= needed:
-                return True
+            if reach >= needed:
+                reach = min(reach, common_prefix_tokens(request.key, other.key))
+                if reach >= needed:
+                    request.awaits = (other, min(will_publish, -(-reach // page_size) * page_size))
+                    return True
         return False
 
 
