@@ -32,7 +32,7 @@ IndexArray = npt.NDArray[np.int64]
 
 # Below this many tokens a run costs more as a call of its own than as part of a gathered copy.
 MIN_RUN_TOKENS = 32
-# A row is cut into at most about this many runs; the shorter ones are gathered.
+# At most this many runs of a row are calls of their own; the shorter ones are gathered.
 MAX_RUNS_PER_ROW = 8
 # Queries of a windowed prompt chunk go in blocks of this size, each against the keys that it can see.
 WINDOW_BLOCK = 256
@@ -155,15 +155,19 @@ class _PageTable:
         if high <= low:
             return (), ()
         starts, stops = self.runs(low, high)
-        long = stops - starts >= max(MIN_RUN_TOKENS, (high - low) // MAX_RUNS_PER_ROW)
-        if len(starts) == 1:
+        lengths = stops - starts
+        longest = np.argsort(-lengths, kind="stable")[:MAX_RUNS_PER_ROW]
+        long = np.zeros(len(starts), dtype=bool)
+        long[longest] = lengths[longest] >= MIN_RUN_TOKENS
+        if np.count_nonzero(~long) == 1:
             long[:] = True
-        lengths = (stops - starts)[long]
         first_slots = self.pages[starts[long] // self.page_size] * self.page_size + starts[long] % self.page_size
-        runs = tuple(Run(start, start + n) for start, n in zip(first_slots.tolist(), lengths.tolist(), strict=True))
+        runs = tuple(
+            Run(start, start + n) for start, n in zip(first_slots.tolist(), lengths[long].tolist(), strict=True)
+        )
         if long.all():
             return runs, ()
-        is_short = np.repeat(~long, stops - starts)
+        is_short = np.repeat(~long, lengths)
         return runs, (Call(queries, torch.from_numpy(self.slots(low, high)[is_short])),)
 
     def keys(self, low: int, high: int) -> slice | torch.Tensor:
