@@ -91,4 +91,4 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     codes = {404: "route_not_found", 405: "method_not_allowed"}
     message = messages.get(error.status_code, str(error.detail))
     code = codes.get(error.status_code)
-    return error_reply(ApiError(error.status_code, message, param="path", code=code, headers=headers))
+    return error_reply(ApiError(error.status_code, message, code=code, headers=headers))
