@@ -30,18 +30,27 @@ def build_plan(
     closed: list[int],
 ) -> Plan:
     """The plan of a step; its arrays are copies, so that later changes of the requests cannot reach it."""
-    token_ids, positions, out_slots, kv_indices = [], [], [], []
+    # One number for a row that computes one token, an array for a longer one: np.concatenate wants arrays, and making
+    # one for each decode row would cost more than everything else here.
+    token_ids, positions, out_slots = _Column(), _Column(), _Column()
+    kv_indices = []
     qo_indptr, kv_indptr, last_page_len = [0], [0], []
     logprob_from, logprob_next = [], []
     for row in rows:
         request, start, end = row.request, row.start, row.end
-        pages = request.table.pages
-        position = np.arange(start, end, dtype=np.int32)
-        token_ids.append(_row_ids(row))
-        positions.append(position)
-        out_slots.append(pages[position // page_size] * page_size + position % page_size)
         num_pages = -(-end // page_size)
-        kv_indices.append(pages[:num_pages])
+        pages = request.table.pages[:num_pages]
+        if end - start == 1:
+            assert request.slot is not None
+            token_ids.add(request.tokens[start] if end <= request.known else -(request.slot + 1))
+            positions.add(start)
+            out_slots.add(int(pages[-1]) * page_size + start % page_size)
+        else:
+            position = np.arange(start, end, dtype=np.int32)
+            token_ids.add_array(_row_ids(row))
+            positions.add_array(position)
+            out_slots.add_array(pages[position // page_size] * page_size + position % page_size)
+        kv_indices.append(pages)
         qo_indptr.append(qo_indptr[-1] + end - start)
         kv_indptr.append(kv_indptr[-1] + num_pages)
         last_page_len.append((end - 1) % page_size + 1)
@@ -52,9 +61,9 @@ def build_plan(
         step=step,
         page_size=page_size,
         slots=np.array([row.request.slot for row in rows], dtype=np.int32),
-        token_ids=np.concatenate(token_ids),
-        positions=np.concatenate(positions),
-        out_slots=np.concatenate(out_slots),
+        token_ids=token_ids.array(),
+        positions=positions.array(),
+        out_slots=out_slots.array(),
         qo_indptr=np.array(qo_indptr, dtype=np.int32),
         kv_indptr=np.array(kv_indptr, dtype=np.int32),
         kv_indices=np.concatenate(kv_indices),
@@ -66,6 +75,32 @@ def build_plan(
         opened=tuple(opened),
         closed=tuple(closed),
     )
+
+
+class _Column:
+    """An int32 array in the making, from numbers and arrays in order."""
+
+    __slots__ = ("_arrays", "_numbers")
+
+    def __init__(self) -> None:
+        self._arrays: list[Int32Array] = []
+        self._numbers: list[int] = []
+
+    def add(self, number: int) -> None:
+        self._numbers.append(number)
+
+    def add_array(self, array: Int32Array) -> None:
+        self._flush()
+        self._arrays.append(array)
+
+    def array(self) -> Int32Array:
+        self._flush()
+        return np.concatenate(self._arrays)
+
+    def _flush(self) -> None:
+        if self._numbers:
+            self._arrays.append(np.array(self._numbers, dtype=np.int32))
+            self._numbers = []
 
 
 def _row_ids(row: Row) -> Int32Array:

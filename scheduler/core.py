@@ -232,20 +232,21 @@ class Scheduler:
         """Rows of running requests, those that sample with one token first.  None: wait for the step in flight."""
         budget = self.limits.max_step_tokens
         chosen: list[tuple[Request, int]] = []
-        for decoding in (True, False):
-            for request in list(self._running):
-                left = request.to_plan
-                if (left == 1) is not decoding or request.status is Status.WAITING:
-                    continue
-                num_tokens = min(left, budget)
-                if num_tokens == 0:
-                    continue
-                if not self._make_room(request, request.planned + num_tokens):
-                    if self._in_flight:
-                        return None
-                    continue
-                budget -= num_tokens
-                chosen.append((request, num_tokens))
+        wanting = [(request, request.to_plan) for request in self._running]
+        wanting = [pair for pair in wanting if pair[1] == 1] + [pair for pair in wanting if pair[1] > 1]
+        for request, left in wanting:
+            num_tokens = min(left, budget)
+            if num_tokens == 0:
+                break
+            # Whoever was retracted to make room for one before it is not there any more.
+            if request.slot is None:
+                continue
+            if not self._make_room(request, request.planned + num_tokens):
+                if self._in_flight:
+                    return None
+                continue
+            budget -= num_tokens
+            chosen.append((request, num_tokens))
         return [self._row(request, count) for request, count in chosen if request.slot is not None]
 
     def _row(self, request: Request, num_tokens: int) -> Row:
