@@ -1,0 +1,170 @@
+"""The sampler: from a step's logits to one token for each row, with the state that requests keep between steps.
+
+A row's token is a function of its own logits, settings, seed and position alone, to the last bit: it depends
+neither on the other rows nor on how often the request was retracted and resumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from srt.messages import SamplingParams
+from srt.model.adjust import Adjustments, adjust, needs_adjustment
+from srt.model.draw import MIN_TEMPERATURE, DrawParams, draw, greedy
+from srt.model.logprobs import token_logprobs
+from srt.model.uniform import uniforms
+from srt.plan import Int32Array, RowLogprobs, SlotOpen
+
+NOT_FINITE = "the model's logits are not finite numbers"
+NOTHING_LEFT = "no token is left to sample: logit_bias and min_new_tokens exclude them all"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a request's slot knows.  `error`: why the request cannot be sampled for at all."""
+
+    sampling: SamplingParams
+    seed: int
+    prompt_length: int
+    logprobs: int | None
+    adjustments: Adjustments | None
+    is_greedy: bool
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Sampled:
+    """token_ids int32 [n], -1 in rows that failed; errors and logprobs by row."""
+
+    token_ids: Int32Array
+    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+
+
+class Sampler:
+    """Samples for the request slots that are open."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._slots: dict[int, SlotState] = {}
+
+    def open(self, opening: SlotOpen) -> None:
+        """Set a slot up for a request, new or resumed."""
+        sampling = opening.sampling
+        stop_ids = tuple(token for token in opening.stop_ids if 0 <= token < self._vocab_size)
+        adjustments = None
+        error = self._bias_error(sampling)
+        if error is None and needs_adjustment(sampling, stop_ids):
+            adjustments = Adjustments(sampling, opening.prompt_ids, opening.output_ids, stop_ids)
+        self._slots[opening.slot] = SlotState(
+            sampling=sampling,
+            seed=opening.seed,
+            prompt_length=len(opening.prompt_ids),
+            logprobs=opening.logprobs,
+            adjustments=adjustments,
+            is_greedy=sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1,
+            error=error,
+        )
+
+    def close(self, slot: int) -> None:
+        """Forget a slot's request."""
+        self._slots.pop(slot, None)
+
+    def state(self, slot: int) -> SlotState:
+        """The state of an open slot.  Raises KeyError when it is not open."""
+        return self._slots[slot]
+
+    def sample(self, logits: torch.Tensor, slots: list[int], positions: Int32Array) -> Sampled:
+        """One token for each row of float32 `logits` [n, vocab], which is left unchanged.
+
+        `positions` int32 [n]: the number of tokens before the one to sample.  A row that cannot be sampled (its
+        logits are not finite, or everything is excluded) is reported in `errors` and disturbs no other.
+        """
+        states = [self._slots[slot] for slot in slots]
+        result = Sampled(np.full(len(slots), -1, dtype=np.int32))
+        self._find_errors(logits, states, result.errors)
+        rows = [row for row in range(len(slots)) if row not in result.errors]
+        plain = [row for row in rows if states[row].is_greedy and states[row].adjustments is None]
+        if plain:
+            result.token_ids[plain] = greedy(_rows(logits, plain)).int().numpy()
+        special = [row for row in rows if not states[row].is_greedy or states[row].adjustments is not None]
+        if special:
+            self._sample_special(logits, states, positions, special, result)
+        self._add_logprobs(logits, states, result)
+        return result
+
+    def _bias_error(self, sampling: SamplingParams) -> str | None:
+        for token in sampling.logit_bias:
+            if not 0 <= token < self._vocab_size:
+                return f"logit_bias names token {token}, ids go from 0 to {self._vocab_size - 1}"
+        return None
+
+    def _find_errors(self, logits: torch.Tensor, states: list[SlotState], errors: dict[int, str]) -> None:
+        errors.update({row: state.error for row, state in enumerate(states) if state.error is not None})
+        # A sum is cheap, and not finite whenever a term is not; the converse is checked where it matters.
+        for row in (~logits.sum(dim=-1).isfinite()).nonzero().flatten().tolist():
+            if not bool(logits[row].isfinite().all()):
+                errors[row] = NOT_FINITE
+
+    def _sample_special(
+        self,
+        logits: torch.Tensor,
+        states: list[SlotState],
+        positions: Int32Array,
+        rows: list[int],
+        result: Sampled,
+    ) -> None:
+        """Rows that need more than the largest logit: adjusted first, then greedy or drawn."""
+        work = logits[rows]
+        adjusted = [(i, state) for i, row in enumerate(rows) if (state := states[row].adjustments) is not None]
+        if adjusted:
+            indices = [i for i, _ in adjusted]
+            changed = work[indices]
+            adjust(changed, [state for _, state in adjusted], [int(positions[rows[i]]) for i in indices])
+            work[indices] = changed
+            possible = changed.amax(dim=-1).isfinite().tolist()
+            result.errors.update({rows[i]: NOTHING_LEFT for i, ok in zip(indices, possible, strict=True) if not ok})
+        usable = [i for i, row in enumerate(rows) if row not in result.errors]
+        best = [i for i in usable if states[rows[i]].is_greedy]
+        drawn = [i for i in usable if not states[rows[i]].is_greedy]
+        if best:
+            result.token_ids[[rows[i] for i in best]] = greedy(_rows(work, best)).int().numpy()
+        if drawn:
+            at = [rows[i] for i in drawn]
+            params = self._draw_params([states[row] for row in at], positions[at])
+            result.token_ids[at] = draw(_rows(work, drawn), params).int().numpy()
+        for i, state in adjusted:
+            if state.seen is not None and rows[i] not in result.errors:
+                state.seen.add(int(result.token_ids[rows[i]]))
+
+    def _draw_params(self, states: list[SlotState], positions: Int32Array) -> DrawParams:
+        settings = [state.sampling for state in states]
+        vocab = self._vocab_size
+        return DrawParams(
+            temperature=torch.tensor([s.temperature for s in settings], dtype=torch.float32),
+            top_k=torch.tensor([min(s.top_k, vocab) if s.top_k > 0 else vocab for s in settings]),
+            top_p=torch.tensor([s.top_p for s in settings], dtype=torch.float64),
+            min_p=torch.tensor([s.min_p for s in settings], dtype=torch.float32),
+            uniform=torch.from_numpy(uniforms([state.seed for state in states], positions)),
+        )
+
+    def _add_logprobs(self, logits: torch.Tensor, states: list[SlotState], result: Sampled) -> None:
+        # Rows of one `top` together; grouping does not change a row's result.
+        by_top: dict[int, list[int]] = {}
+        for row, state in enumerate(states):
+            if state.logprobs is not None and row not in result.errors:
+                by_top.setdefault(state.logprobs, []).append(row)
+        for top, rows in by_top.items():
+            found = token_logprobs(_rows(logits, rows), result.token_ids[rows], top)
+            for i, row in enumerate(rows):
+                result.logprobs[row] = RowLogprobs(
+                    found.logprobs[i : i + 1], found.top_ids[i : i + 1], found.top_logprobs[i : i + 1]
+                )
+
+
+def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The given rows; no copy when it is all of them."""
+    return logits if len(rows) == len(logits) else logits[rows]
