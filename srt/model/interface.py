@@ -50,8 +50,15 @@ class KVPool(Protocol):
 class LanguageModel(Protocol):
     """A decoder-only model with its weights and its KV pool."""
 
-    config: ModelConfig
-    kv: KVPool
+    @property
+    def config(self) -> ModelConfig:
+        """What the model is."""
+        ...
+
+    @property
+    def kv(self) -> KVPool:
+        """Where its KV lives."""
+        ...
 
     def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
         """Write the KV of every token of the batch, attend, and return the logits of the tokens asked for.

@@ -1,0 +1,126 @@
+"""The forward worker: runs plans one after another on a thread of its own, so that planning overlaps computing.
+
+    scheduler thread   plan n+1 ........ wait n, commit n   plan n+2 ........
+    worker thread      [ step n: close, open, copy, forward, sample ][ step n+1 ...
+
+`build_executor` makes one for a scheduler process: it reads the model and chooses what computes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from srt.child import Phases, StartError
+from srt.config import SchedulerConfig
+from srt.model.config import DTYPE_BYTES, ModelConfig, UnsupportedModel, read_model_config
+from srt.model.interface import LanguageModel
+from srt.model.kv_pool import TorchKVPool
+from srt.model.llama import TorchModel
+from srt.model.native import Kernels, NativeModel, NativeUnavailable, load_kernels
+from srt.model.step import StepRunner
+from srt.model.weights import load_weights
+from srt.plan import Plan, StepResult
+
+log = logging.getLogger("sapwood.model")
+
+
+class WorkerHandle:
+    """Implements `srt.plan.StepHandle`."""
+
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    def wait(self) -> StepResult:
+        """Block until the step is done.  Raises what the step raised."""
+        return self._future.result()
+
+
+class ForwardWorker:
+    """Implements `srt.plan.Executor` for a model that computes in this process.
+
+    With `overlap` off, `launch` runs the step before it returns; results are the same.  `threads`: how many the
+    tensor library may use for one operation, None to leave that as it is.
+    """
+
+    def __init__(self, model: LanguageModel, overlap: bool = True, threads: int | None = None) -> None:
+        self._steps = StepRunner(model)
+        self._thread: ThreadPoolExecutor | None = None
+        if overlap:
+            self._thread = ThreadPoolExecutor(1, "forward", initializer=_set_threads, initargs=(threads,))
+        else:
+            _set_threads(threads)
+
+    def launch(self, plan: Plan) -> WorkerHandle:
+        """Queue a step behind those launched before.  A step that fails does not keep later ones from running."""
+        if self._thread is not None:
+            return WorkerHandle(self._thread.submit(self._steps.run, plan))
+        return WorkerHandle(_completed(lambda: self._steps.run(plan)))
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+
+def _set_threads(threads: int | None) -> None:
+    # OpenMP keeps this per thread: it counts for the thread that computes.
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _completed(step: Callable[[], StepResult]) -> Future[StepResult]:
+    future: Future[StepResult] = Future()
+    try:
+        future.set_result(step())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
+    """The worker with its model loaded.  Raises StartError, in one line, when that cannot be."""
+    if config.device != "cpu":
+        raise StartError(f"--device {config.device}: this version computes on the CPU only, choose cpu")
+    if config.dtype not in DTYPE_BYTES:
+        raise StartError(f"--dtype {config.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
+    torch.set_num_threads(config.threads)
+    try:
+        model_config = read_model_config(Path(config.model.path))
+        with phases("kernels"):
+            kernels = choose_kernels(config.attention_backend, config.dtype)
+        with phases("weights"):
+            model = load_model(config, model_config, kernels)
+    except UnsupportedModel as error:
+        raise StartError(str(error)) from error
+    return ForwardWorker(model, config.overlap, config.threads)
+
+
+def choose_kernels(attention_backend: str, dtype: str) -> Kernels | None:
+    """The native kernels where they are wanted and can be had, None for plain torch.  Raises StartError."""
+    if attention_backend == "torch":
+        return None
+    if attention_backend not in ("auto", "native"):
+        raise StartError(f"--attention-backend {attention_backend}: not for a CPU, choose auto, native or torch")
+    try:
+        return load_kernels(dtype)
+    except NativeUnavailable as error:
+        if attention_backend == "native":
+            raise StartError(f"--attention-backend native: {error}") from error
+        log.warning("computing with plain torch, which is slower: %s", error)
+        return None
+
+
+def load_model(config: SchedulerConfig, model_config: ModelConfig, kernels: Kernels | None) -> LanguageModel:
+    """The model with its weights and its page pool.  Raises BrokenModelFolder."""
+    folder, dtype = Path(config.model.path), getattr(torch, config.dtype)
+    if kernels is not None:
+        return NativeModel(
+            model_config, folder, dtype, config.num_pages, config.page_size, config.threads, kernels=kernels
+        )
+    pool = TorchKVPool(model_config, dtype, config.num_pages, config.page_size)
+    return TorchModel(model_config, load_weights(folder, model_config, dtype), pool)
