@@ -32,7 +32,10 @@ OnEvict = Callable[[str, bytes, Sequence[int]], None]
 
 
 class RadixTree:
-    """A prefix cache over the pages of `pool`.  One thread at a time."""
+    """A prefix cache over the pages of `pool`.  One thread at a time.
+
+    on_evict: called with every run that leaves under pressure; None for nobody.
+    """
 
     def __init__(self, pool: PagePool, policy: EvictionPolicy | None = None, on_evict: OnEvict | None = None) -> None:
         self._forest = Forest(pool, policy or LRU())

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
 from radix import LFU, LRU, Lock, Match, PagePool, RadixTree, StaleMatch
 
 NUM_PAGES = 40
