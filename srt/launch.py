@@ -141,7 +141,7 @@ class Workers:
         worker.process = None
         was_up, worker.up = worker.up, False
         if self._stopping:
-            if all(other.process is None for other in self.all):
+            if not self._present():
                 self._gone.set()
             return
         if was_up and time.monotonic() - worker.up_since >= HEALTHY_SECONDS:
@@ -165,28 +165,35 @@ class Workers:
             worker.restart = asyncio.get_running_loop().call_later(pause, self._restart, worker)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Wait for the processes, which have been told to leave, then kill those that are still there."""
+        """Wait for the processes, which have been told to leave, then kill those that are still there.
+
+        Also when it is cancelled no process is left.
+        """
         self._stopping = True
         for worker in self.all:
             worker.up = False
             if worker.restart is not None:
                 worker.restart.cancel()
-        if any(worker.process is not None for worker in self.all):
-            try:
-                await asyncio.wait_for(self._gone.wait(), grace_seconds)
-            except TimeoutError:
-                await self._kill()
-        for fd in (self._watch_read, self._watch_write):
-            os.close(fd)
-
-    async def _kill(self) -> None:
-        for worker in self.all:
-            if worker.process is not None:
-                log.warning("the %s process does not leave: killing it", worker.name)
-                worker.process.kill()
         try:
-            await asyncio.wait_for(self._gone.wait(), KILL_SECONDS)
+            if self._present():
+                await self._wait_until_gone(grace_seconds)
+        finally:
+            for worker in self._present():
+                assert worker.process is not None
+                worker.process.kill()
+            for fd in (self._watch_read, self._watch_write):
+                os.close(fd)
+
+    def _present(self) -> list[Worker]:
+        return [worker for worker in self.all if worker.process is not None]
+
+    async def _wait_until_gone(self, grace_seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._gone.wait(), grace_seconds)
         except TimeoutError:
-            log.error(
-                "%s cannot be killed", ", ".join(worker.name for worker in self.all if worker.process is not None)
-            )
+            for worker in self._present():
+                assert worker.process is not None
+                if grace_seconds > 0.0:
+                    log.warning("the %s process does not leave: killing it", worker.name)
+                worker.process.kill()
+            await asyncio.wait_for(self._gone.wait(), KILL_SECONDS)

@@ -100,8 +100,9 @@ class Runtime:
             case Ready():
                 self._on_ready(message)
             case StartFailed(role=role, message=reason):
-                log.error("the %s process cannot start: %s", role, reason)
-                if not self._all_ready.done():
+                if self._all_ready.done():
+                    log.error("the %s process cannot start: %s", role, reason)
+                else:
                     self._all_ready.set_exception(StartError(reason))
             case _:
                 self._listener.message(message)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from srt.child import Phases, StartError, run_worker
@@ -23,9 +24,11 @@ from srt.messages import (
     Abort,
     Call,
     CallReply,
+    ChatPrompt,
     DetokenizerInbox,
     Finish,
     Generate,
+    IdsPrompt,
     Rejected,
     SchedulerInbox,
     SchedulerStats,
@@ -64,8 +67,7 @@ def serve_tokenizer(path: Path, context: zmq.Context[Any], phases: Phases, ready
                 if config.chat_template == "never leaves":
                     time.sleep(1000)
                 return
-            assert isinstance(message.prompt, TextPrompt)
-            text = message.prompt.text
+            text = text_of(message.prompt)
             if text.startswith("tokenizer dies"):
                 os._exit(3)
             if text.startswith("tokenizer sleeps"):
@@ -79,6 +81,17 @@ def serve_tokenizer(path: Path, context: zmq.Context[Any], phases: Phases, ready
             else:
                 generate(message, ids, scheduler)
                 front.send(Tokenized(message.rids, len(text)))
+
+
+def text_of(prompt: TextPrompt | IdsPrompt | ChatPrompt) -> str:
+    """A prompt as text; of a chat, what the messages say."""
+    match prompt:
+        case TextPrompt(text=text):
+            return text
+        case IdsPrompt(ids=ids):
+            return "".join(map(chr, unpack_ids(ids)))
+        case ChatPrompt(messages_json=messages):
+            return "".join(message["content"] for message in msgspec.json.decode(messages))
 
 
 def generate(submit: Submit, ids: bytes, scheduler: Outbox) -> None:
