@@ -80,6 +80,7 @@ class Scheduler:
         self.growth = GrowthEstimate()
         self.totals = Totals()
         self._requests: dict[str, Request] = {}
+        self.policy = policy
         self._waiting = WaitingQueue(self.holdings, policy)
         # In order of admission.
         self._running: list[Request] = []
@@ -294,7 +295,7 @@ class Scheduler:
         if not self._waiting or budget <= 0 or not self._free_slots:
             return copies
         reserve = sum(self._still_needed(r) for r in self._running)
-        for request in self._waiting:
+        for request in self._waiting.ordered(now):
             if budget <= 0 or not self._free_slots:
                 break
             if self._waiting.awaits_shared_prefix(request, self._running):
@@ -328,6 +329,8 @@ class Scheduler:
         self._opened.append(request.slot_open())
         self.totals.prompt_lookups(request)
         if request.first_cached is None:
+            # What a retraction makes the server compute again is not the tenant's fault.
+            self.policy.charge(request, request.prompt_tokens - request.computed, 0)
             request.first_cached = request.computed
             request.admitted_at = now
 
@@ -347,6 +350,7 @@ class Scheduler:
                 self._end(request, Status.FAILED, finish, 0)
                 continue
             self.totals.computed_tokens += row.end - row.start
+            self.policy.charge(request, 0, int(row.samples))
             request.computed = row.end
             if index in result.prompt_logprobs:
                 add_prompt_logprobs(request, row.start, result.prompt_logprobs[index])

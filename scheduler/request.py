@@ -239,3 +239,12 @@ class Request:
             skip_special_tokens=sampling.skip_special_tokens,
             no_stop_trim=sampling.no_stop_trim,
         )
+
+
+def common_prefix_tokens(a: bytes, b: bytes) -> int:
+    """Leading tokens that two packed sequences share."""
+    end = min(len(a), len(b))
+    if a[:end] == b[:end]:
+        return end // 4
+    differs = np.frombuffer(a, np.int32, end // 4) != np.frombuffer(b, np.int32, end // 4)
+    return int(differs.argmax())

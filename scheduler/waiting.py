@@ -2,8 +2,7 @@
 
 Everything here is kept up to date as things change, so that a plan costs nothing for those that it does not look at:
 
-- The order is a sorted list.  A policy's ranks do not depend on the time (everybody ages at the same pace), so a
-  request moves only when its match changes.
+- The order is the policy's; in most of them a request moves only when its match changes.
 - A match changes only where the tree changes.  Waiting requests are also sorted by their tokens: those that share more
   than the first `start` tokens with a changed run stand side by side, and only they are visited.
 """
@@ -12,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from sortedcontainers import SortedKeyList
 
 from scheduler.holdings import Holdings
 from scheduler.policy import Policy
-from scheduler.request import Request
+from scheduler.request import Request, common_prefix_tokens
 
 # Requests that share so many tokens, which one of them computes now, do not compute them twice: the others wait.  They
 # wait to the end of what is shared, since the rest of it takes no longer to come than to compute it again.
@@ -30,18 +28,22 @@ class WaitingQueue:
     def __init__(self, holdings: Holdings, policy: Policy) -> None:
         self._holdings = holdings
         self._policy = policy
-        self._ranked: SortedKeyList[Request] = SortedKeyList(key=lambda request: request.rank)
+        # In order of arrival, but for retracted ones, which come back at the end.
+        self._requests: dict[str, Request] = {}
         self._by_tokens: dict[str, SortedKeyList[Request]] = {}
         self._stale: dict[str, Request] = {}
         holdings.listen(self._published, self._evicted)
 
     def __len__(self) -> int:
-        return len(self._ranked)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """In the policy's order, as of now."""
+        return iter(self._requests.values())
+
+    def ordered(self, now: float) -> Iterator[Request]:
+        """In the policy's order.  Those yielded already may be removed on the way."""
         self.refresh()
-        return iter(list(self._ranked))
+        return self._policy.ordered(now)
 
     def add(self, request: Request) -> None:
         """A request arrives, or comes back."""
@@ -52,11 +54,13 @@ class WaitingQueue:
             if namespace not in self._by_tokens:
                 self._by_tokens[namespace] = SortedKeyList(key=lambda waiting: waiting.key)
             self._by_tokens[namespace].add(request)
-        self._rank(request)
+        self._requests[request.rid] = request
+        self._policy.add(request)
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError when the request does not wait."""
-        self._ranked.remove(request)
+        """Raises KeyError when the request does not wait."""
+        del self._requests[request.rid]
+        self._policy.remove(request)
         self._stale.pop(request.rid, None)
         neighbours = self._by_tokens.get(request.message.namespace)
         if neighbours is not None and request in neighbours:
@@ -66,12 +70,7 @@ class WaitingQueue:
 
     def oldest_wait(self, now: float) -> float:
         """Seconds since the arrival of whoever has waited longest."""
-        return max((now - request.arrival for request in self._ranked), default=0.0)
-
-    def _rank(self, request: Request) -> None:
-        # A retracted request has been admitted once, in its turn: it goes first.
-        request.rank = (request.retractions == 0, self._policy.rank(request), request.order)
-        self._ranked.add(request)
+        return max((now - request.arrival for request in self._requests.values()), default=0.0)
 
     # ---- matches -------------------------------------------------------------------------------------------
 
@@ -93,9 +92,8 @@ class WaitingQueue:
 
     def _set_hint(self, request: Request, tokens: int) -> None:
         if tokens != request.hint_tokens:
-            self._ranked.remove(request)
-            request.hint_tokens = tokens
-            self._rank(request)
+            old, request.hint_tokens = request.hint_tokens, tokens
+            self._policy.moved(request, old)
 
     def _sharing(self, namespace: str, tokens: bytes, start: int) -> list[tuple[Request, int]]:
         """Waiting requests that share more than `start` leading tokens with `tokens`, and how many they share."""
@@ -116,7 +114,7 @@ class WaitingQueue:
     def forget_matches(self) -> None:
         """The cache is empty."""
         self._stale.clear()
-        for request in list(self._ranked):
+        for request in self._requests.values():
             self._set_hint(request, 0)
 
     def check(self) -> None:
@@ -125,12 +123,12 @@ class WaitingQueue:
         Raises AssertionError.
         """
         self.refresh()
-        assert sum(map(len, self._by_tokens.values())) in (0, sum(map(self._holdings.caches, self._ranked)))
-        for request in self._ranked:
+        assert sum(map(len, self._by_tokens.values())) in (0, sum(map(self._holdings.caches, self)))
+        self._policy.check()
+        for request in self:
             if self._policy.uses_matches and self._holdings.caches(request):
                 actual = self._holdings.match_length(request)
                 assert request.hint_tokens == actual, f"{request.rid}: match {request.hint_tokens}, should be {actual}"
-            assert request.rank == (request.retractions == 0, self._policy.rank(request), request.order), "rank"
 
     # ---- sharing what is being computed ---------------------------------------------------------------------
 
@@ -161,12 +159,3 @@ class WaitingQueue:
                     request.awaits = (other, min(will_publish, -(-reach // page_size) * page_size))
                     return True
         return False
-
-
-def common_prefix_tokens(a: bytes, b: bytes) -> int:
-    """Leading tokens that two packed sequences share."""
-    end = min(len(a), len(b))
-    if a[:end] == b[:end]:
-        return end // 4
-    differs = np.frombuffer(a, np.int32, end // 4) != np.frombuffer(b, np.int32, end // 4)
-    return int(differs.argmax())

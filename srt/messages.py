@@ -90,6 +90,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     # None: no prompt logprobs; else the first prompt position whose logprob is wanted (0 gives a null first).
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
+    # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
+    ttft_target: float | None = None
 
 
 class TokenizeCall(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -138,6 +140,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
+    # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
+    ttft_target: float | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -215,7 +219,9 @@ class StopFound(msgspec.Struct, frozen=True, tag="stop_found"):
 class TextDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """New text of one request, valid UTF-8, ready to be shown.
 
-    `ids`: ids of the tokens received since the last delta.  `completion_tokens`: tokens so far, through the stop.
+    `ids` and `logprobs` are of the tokens whose text ends in this delta: a token that is held back, since a character
+    or a possible stop string is not finished, comes with the rest of its text.  `completion_tokens`: tokens given
+    out so far, through the one that completed a stop string; at the finish, all of them.
     """
 
     rid: str

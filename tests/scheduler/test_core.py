@@ -374,3 +374,98 @@ def test_five_thousand_prompts_leave_no_trace_beyond_the_pool() -> None:
     assert bench.tree.num_nodes <= bench.pool.num_pages + 1
     bench.core.check()
     bench.assert_whole()
+
+
+def test_priority_goes_first_but_only_for_so_long() -> None:
+    bench = Bench(policy="priority", rows=1)
+    bench.send("running", prompt_of(8), 2)
+    bench.step()
+    bench.send("old", prompt_of(8, 200), 2)
+    bench.now += 61
+    bench.send("late and urgent", prompt_of(8, 300), 2, priority=1)
+    bench.now += 30
+    bench.send("low", prompt_of(8, 400), 2)
+    bench.send("high", prompt_of(8, 500), 2, priority=1)
+    bench.run()
+    assert list(bench.streams) == ["running", "old", "late and urgent", "high", "low"]
+
+
+def test_deadline_serves_the_least_slack_first() -> None:
+    bench = Bench(policy="deadline", rows=1, pages=200, context=400)
+    bench.send("running", prompt_of(8), 2)
+    bench.step()
+    bench.send("relaxed", prompt_of(8, 200), 2, ttft_target=5.0)
+    bench.send("default", prompt_of(8, 300), 2)
+    bench.send("tight", prompt_of(8, 400), 2, ttft_target=0.2)
+    bench.send("tight and long", prompt_of(150, 1000), 2, ttft_target=0.2)
+    bench.run()
+    assert list(bench.streams) == ["running", "tight and long", "tight", "relaxed", "default"]
+
+
+def test_dfs_weight_walks_the_heaviest_branch_first_and_keeps_prefixes_together() -> None:
+    bench = Bench(policy="dfs-weight", rows=1, pages=200, context=400)
+    bench.send("running", prompt_of(8), 2)
+    bench.step()
+    a, b = prompt_of(40, 1000), prompt_of(40, 2000)
+    for index in range(3):
+        bench.send(f"b{index}", [*b, index + 1], 2)
+        bench.send(f"a{index}", [*a, index + 1], 2)
+    bench.send("a3", [*a, 9], 2)
+    bench.send("lone", prompt_of(40, 3000), 2)
+    bench.run()
+    assert list(bench.streams) == ["running", "a0", "a1", "a2", "a3", "b0", "b1", "b2", "lone"]
+
+
+def test_dfs_weight_lets_nobody_wait_beyond_its_patience() -> None:
+    bench = Bench(policy="dfs-weight", rows=1, pages=200, context=400)
+    bench.send("running", prompt_of(8), 2)
+    bench.step()
+    bench.send("lone", prompt_of(40, 3000), 2)
+    bench.now += 11
+    for index in range(4):
+        bench.send(f"a{index}", [*prompt_of(40, 1000), index + 1], 2)
+    bench.run()
+    assert list(bench.streams)[1] == "lone"
+
+
+def test_fair_serves_tenants_alike_whoever_sends_more() -> None:
+    bench = Bench(policy="fair", rows=2, pages=400, context=400)
+    for index in range(40):
+        bench.send(f"heavy{index}", prompt_of(20, 100 * index + 100), 5, tenant="heavy")
+    for index in range(10):
+        bench.send(f"light{index}", prompt_of(20, 100 * index + 10_000), 5, tenant="light")
+    bench.run()
+    order = list(bench.streams)
+    # Both get a turn each time until the light tenant has nothing left.
+    assert sum(rid.startswith("light") for rid in order[:20]) >= 9
+
+
+def test_fair_charges_a_prefix_hit_only_for_what_was_computed() -> None:
+    bench = Bench(policy="fair", rows=1, pages=400, context=400)
+    head = prompt_of(100, 5000)
+    bench.send("warmup", head, 1, tenant="hits")
+    bench.send("other", prompt_of(100, 7000), 1, tenant="misses")
+    bench.run()
+    for index in range(10):
+        bench.send(f"miss{index}", prompt_of(100, 200 * index + 10_000), 1, tenant="misses")
+        bench.send(f"hit{index}", [*head, index + 1], 1, tenant="hits")
+    bench.run()
+    order = [rid for rid in bench.streams if rid.startswith(("hit", "miss"))]
+    assert sum(rid.startswith("hit") for rid in order[:11]) == 10
+
+
+def test_a_hint_follows_publication_and_eviction() -> None:
+    bench = Bench(rows=1, pages=30, page_size=4, context=120)
+    bench.send("long", prompt_of(100), 2)
+    bench.step()
+    bench.send("waits", [*prompt_of(50), 1, 2, 3], 2)
+    request = next(iter(bench.core._waiting))
+    hints = []
+    while request.slot is None and not request.is_terminal:
+        bench.step()
+        hints.append(request.hint_tokens)
+        bench.core.check()
+    assert hints == sorted(hints)
+    assert hints[-1] == 50
+    bench.run()
+    assert bench.streams["waits"].cached_tokens == 50

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from scheduler.policy import POLICIES
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 
@@ -22,7 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         step_tokens=st.integers(4, 40),
         rows=st.integers(1, 4),
         overlap=st.booleans(),
-        policy=st.sampled_from(["lpm", "fcfs"]),
+        policy=st.sampled_from(sorted(POLICIES)),
         mean=st.sampled_from([1.0, 10.0, 256.0]),
         use_cache=st.sampled_from([True, True, True, False]),
     )
