@@ -64,14 +64,14 @@ class Engine:
 
     def _start(self, resolved: Resolved, command: WorkerCommand) -> None:
         self._host = FrontThread(resolved, command)
-        # Also called at the end of the interpreter.
-        self._finalizer = weakref.finalize(self, self._host.stop)
+        # The collector may come at any moment and in any thread: it must not wait.
+        weakref.finalize(self, self._host.stop_soon).atexit = False
 
     # Life.
 
     def shutdown(self) -> None:
         """End every request and every process.  Again: nothing."""
-        self._finalizer()
+        self._host.stop()
 
     def __enter__(self) -> Engine:
         return self
@@ -223,6 +223,7 @@ class ReplyStream:
         self._replies = replies
         self._several = several
         self._finalizer = weakref.finalize(self, _close, host, replies)
+        self._finalizer.atexit = False
 
     def __iter__(self) -> ReplyStream:
         return self
@@ -254,6 +255,7 @@ class AsyncReplyStream:
         self._replies = replies
         self._several = several
         self._finalizer = weakref.finalize(self, _close, host, replies)
+        self._finalizer.atexit = False
 
     def __aiter__(self) -> AsyncReplyStream:
         return self

@@ -272,6 +272,24 @@ def test_an_exception_inside_the_with_block_shuts_the_engine_down(run_base: Path
     assert os.listdir(run_base) == []
 
 
+def test_the_collector_may_end_streams_at_any_moment(engine: Engine) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.stream = engine.generate("for ever", {"max_new_tokens": None}, stream=True)
+            self.itself = self
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(5, 2, 2)
+    try:
+        for _ in range(30):
+            next(Cycle().stream)
+            assert engine.tokenize("ab") == [97, 98]
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    wait_until(lambda: running(engine) == 0)
+
+
 def test_an_engine_that_is_dropped_ends_its_processes(run_base: Path) -> None:
     engine = Engine.from_resolved(fake_resolved(), fake_command)
     del engine
@@ -288,6 +306,7 @@ def test_a_failed_start_leaves_nothing(run_base: Path) -> None:
 
 
 PROGRAMS = {
+    "drops the engine at the end": "engine.generate('a', {'max_new_tokens': 1}); del engine",
     "ends without shutdown": "engine.generate('a', {'max_new_tokens': 1})",
     "raises": "raise SystemExit(3)",
     "ends in the middle of a stream": "next(engine.generate('a', {'max_new_tokens': None}, stream=True))",
