@@ -1,0 +1,96 @@
+"""Logits of the native kernels against transformers: every family, head size and instruction set of this machine."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from tests.model.families import CASES, SIZES, reference_logits, save_family
+from tests.model.native_kernels import all_kernels, load_native_model
+from tests.model.paged_driver import PagedDriver, Sequence
+
+TOLERANCE = 1e-4
+LENGTH = 300
+
+
+def ids(length: int, seed: int = 1, vocab: int = 269) -> list[int]:
+    return random.Random(seed).choices(range(vocab), k=length)
+
+
+def chunked(driver: PagedDriver, tokens: list[int], counts: tuple[int, ...]) -> torch.Tensor:
+    sequence = Sequence(tokens)
+    return torch.cat([driver.step([(sequence, count)])[0] for count in counts])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family_gives_transformers_logits_on_every_variant(tmp_path: Path, case: str) -> None:
+    folder = save_family(case, tmp_path)
+    tokens = ids(LENGTH)
+    expected = reference_logits(folder, tokens)
+    for kernels in all_kernels("float32"):
+        driver = PagedDriver.with_pages(load_native_model(folder, kernels), "shuffled")
+        whole = driver.step([(Sequence(tokens), LENGTH)])[0]
+        assert (whole - expected).abs().max() < TOLERANCE, kernels.variant.name
+        assert torch.equal(chunked(driver, tokens, (100, 1, 1, 3, 155, 40)), whole), kernels.variant.name
+
+
+@pytest.mark.parametrize("head_dim", [6, 16, 32, 64, 80, 96, 128, 256])
+def test_every_head_size_and_uneven_sizes_of_everything_else_are_computed(tmp_path: Path, head_dim: int) -> None:
+    torch.manual_seed(head_dim)
+    sizes = {
+        **SIZES,
+        "hidden_size": 3 * 24,
+        "intermediate_size": 56,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "head_dim": head_dim,
+    }
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    tokens = ids(LENGTH)
+    expected = reference_logits(tmp_path, tokens)
+    for kernels in all_kernels("float32"):
+        driver = PagedDriver.with_pages(load_native_model(tmp_path, kernels), "shuffled")
+        found = chunked(driver, tokens, (260, 1, 39))
+        assert (found - expected).abs().max() < TOLERANCE, kernels.variant.name
+
+
+def test_bfloat16_stays_near_float32_on_every_variant(tmp_path: Path) -> None:
+    folder = save_family("llama", tmp_path)
+    tokens = ids(LENGTH)
+    expected = reference_logits(folder, tokens)
+    for kernels in all_kernels("bfloat16"):
+        driver = PagedDriver.with_pages(load_native_model(folder, kernels), "shuffled")
+        found = chunked(driver, tokens, (200, 1, 99))
+        assert (found - expected).abs().mean() < 0.02 * expected.std(), kernels.variant.name
+
+
+def test_hidden_states_projected_in_slices_give_the_logits_of_the_step(tmp_path: Path) -> None:
+    folder = save_family("qwen2", tmp_path)
+    tokens = ids(40)
+    for dtype in ("float32", "bfloat16"):
+        for kernels in all_kernels(dtype):
+            driver = PagedDriver.with_pages(load_native_model(folder, kernels), "ascending")
+            logits = driver.step([(Sequence(tokens), 40)])[0]
+            batch = driver.batch([(Sequence(tokens), 40)])
+            hidden = driver.model.forward_hidden(batch, batch.positions)
+            assert hidden.shape == (40, 64)
+            slices = torch.cat([driver.model.project(part) for part in hidden.split(7)])
+            assert torch.equal(slices, logits), kernels.variant.name
+
+
+@pytest.mark.real
+def test_smollm2_in_float32_is_as_near_to_float64_as_a_float32_can_be(real_model: Path) -> None:
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    tokens = AutoTokenizer.from_pretrained(real_model)(text)["input_ids"][:400]
+    reference = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).double().eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    for kernels in all_kernels("float32")[:1]:
+        driver = PagedDriver.with_pages(load_native_model(real_model, kernels), "shuffled")
+        found = chunked(driver, tokens, (len(tokens) - 2, 1, 1))
+        assert (found - expected).abs().max() < TOLERANCE
