@@ -108,7 +108,8 @@ def _max_tokens(fields: ChatRequest) -> tuple[str, int | None]:
     old, new = fields.max_tokens, fields.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise bad_request(
-            "max_tokens", f"max_tokens is {old} and max_completion_tokens is {new}; they mean the same, so give one."
+            "max_completion_tokens",
+            f"max_completion_tokens is {new} and max_tokens is {old}; they mean the same, so give one.",
         )
     name, value = ("max_tokens", old) if new is None else ("max_completion_tokens", new)
     if value == 0:

@@ -23,6 +23,7 @@ from srt.messages import (
     ChatPrompt,
     Finish,
     IdsPrompt,
+    SamplingParams,
     SchedulerStats,
     TextDelta,
     TextPrompt,
@@ -31,6 +32,8 @@ from srt.messages import (
     unpack_ids,
 )
 from srt.sampling_rules import check_ask, check_prompt
+from tokenizer_proc.chat import read_messages
+from tokenizer_proc.errors import PromptError
 
 VOCAB_SIZE = 256
 CONTEXT_LENGTH = 2048
@@ -55,11 +58,7 @@ def prompt_text(prompt: TextPrompt | IdsPrompt | ChatPrompt) -> bytes:
         case IdsPrompt(ids=ids):
             return bytes(unpack_ids(ids))
         case ChatPrompt(messages_json=messages):
-            contents = [message["content"] for message in msgspec.json.decode(messages)]
-            return "\n".join(
-                content if isinstance(content, str) else "".join(part["text"] for part in content)
-                for content in contents
-            ).encode()
+            return "\n".join(message["content"] for message in read_messages(messages)).encode()
 
 
 class FakeFront:
@@ -135,17 +134,21 @@ class FakeFront:
             raise RequestFailed(503, "the server is shutting down", code="shutting_down", retry_after=1.0)
         sampling = check_ask(ask, VOCAB_SIZE)
         self.asks.append(ask)
+        try:
+            text = prompt_text(ask.prompt)
+        except PromptError as error:
+            text, refusal = b"", RequestFailed(400, error.message, error.param, error.code)
+        else:
+            refusal = None
         answer = Answer(ask, tuple(f"f{next(self._names)}" for _ in range(ask.n)), time.perf_counter)
         answer.on_end = self._on_end
         self.running += 1
-        checked = msgspec.structs.replace(sampling)
-        self._tasks[answer.id] = asyncio.ensure_future(
-            _Play(answer, prompt_text(ask.prompt), checked, self._cached(ask)).run()
-        )
+        play = _Play(answer, text, sampling, self._cached(ask.namespace, text), refusal)
+        self._tasks[answer.id] = asyncio.ensure_future(play.run())
         return answer
 
-    def _cached(self, ask: Ask) -> int:
-        seen, text = self._seen.setdefault(ask.namespace, set()), prompt_text(ask.prompt)
+    def _cached(self, namespace: str, text: bytes) -> int:
+        seen = self._seen.setdefault(namespace, set())
         cached = max((_common(text, other) for other in seen), default=0)
         seen.add(text)
         return min(cached, max(len(text) - 1, 0))
@@ -164,13 +167,18 @@ def _common(one: bytes, other: bytes) -> int:
 class _Play:
     """Plays one answer's samples out, all in step."""
 
-    def __init__(self, answer: Answer, text: bytes, sampling: Any, cached: int) -> None:
-        self.answer, self.text, self.sampling, self.cached = answer, text, sampling, cached
+    def __init__(
+        self, answer: Answer, text: bytes, sampling: SamplingParams, cached: int, refusal: RequestFailed | None
+    ) -> None:
+        self.answer, self.text, self.sampling, self.cached, self.refusal = answer, text, sampling, cached, refusal
 
     async def run(self) -> None:
         """Deliver tokens until all samples have ended."""
         answer, text = self.answer, self.text
         await asyncio.sleep(0)
+        if self.refusal is not None:
+            answer.fail(self.refusal)
+            return
         if len(text) >= CONTEXT_LENGTH:
             message = f"the prompt has {len(text)} tokens; the context has room for {CONTEXT_LENGTH - 1}"
             answer.fail(RequestFailed(400, message, "prompt", "context_length_exceeded"))

@@ -285,7 +285,7 @@ def test_messages_must_be_there_and_not_be_empty(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens"),

@@ -1,0 +1,152 @@
+"""The endpoints that do not generate, and the key that guards all but one of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from srt.child import StartError
+from srt.http.server import bind
+from tests.http.running import Running
+
+KEY = "sk-secret"
+
+
+def test_health_follows_the_front(server: Running) -> None:
+    response = httpx.get(server.url + "/health")
+    assert response.status_code == 200
+    assert response.json() == {"status": "ok", "workers": {"scheduler": "up"}}
+    server.front.state = "restarting"
+    response = httpx.get(server.url + "/health")
+    assert response.status_code == 503
+    assert response.json()["status"] == "restarting"
+
+
+def test_the_model_is_listed_and_found_by_its_name(start: Callable[..., Running]) -> None:
+    server = start(served_model_name="org/my model")
+    listed = httpx.get(server.url + "/v1/models").json()
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["org/my model"]
+    assert listed["data"][0]["max_model_len"] == 2048
+    assert httpx.get(server.url + "/v1/models/org/my%20model").json() == listed["data"][0]
+    missing = httpx.get(server.url + "/v1/models/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+    body = {"prompt": "x", "model": "org/my model"}
+    assert httpx.post(server.url + "/v1/completions", json=body).json()["model"] == "org/my model"
+
+
+def test_server_info_tells_everything_but_the_key(start: Callable[..., Running]) -> None:
+    server = start(api_key=KEY)
+    response = httpx.get(server.url + "/server_info", headers={"authorization": f"Bearer {KEY}"})
+    info = response.json()
+    assert KEY not in response.text
+    assert info["config"]["api_key"] == "set"
+    assert info["config"]["page_size"] == 16
+    assert info["model"]["context_length"] == 2048
+    assert info["status"]["state"] == "ok"
+    assert info["workers"] == {"scheduler": {"threads": 1}}
+    pages = info["scheduler"]
+    assert pages["pages_free"] + pages["pages_cached"] + pages["pages_in_use"] == pages["pages_total"]
+
+
+def test_the_cache_is_flushed_unless_it_is_in_use(server: Running) -> None:
+    with httpx.Client(base_url=server.url) as client:
+
+        def cached() -> int:
+            usage = client.post("/v1/completions", json={"prompt": "again", "max_tokens": 1}).json()["usage"]
+            tokens: int = usage["prompt_tokens_details"]["cached_tokens"]
+            return tokens
+
+        assert [cached(), cached()] == [0, 4]
+        assert client.post("/flush_cache").json()["success"]
+        assert cached() == 0
+        server.front.busy = True
+        refused = client.post("/flush_cache")
+        assert refused.status_code == 409
+        assert refused.json()["error"]["code"] == "cache_in_use"
+
+
+def test_a_text_and_a_conversation_are_tokenized(client: httpx.Client) -> None:
+    assert client.post("/tokenize", json={"prompt": "hé"}).json() == {
+        "tokens": [104, 195, 169],
+        "count": 3,
+        "max_model_len": 2048,
+    }
+    messages = [{"role": "user", "content": "ab"}]
+    assert client.post("/tokenize", json={"model": "fake", "messages": messages}).json()["count"] == 2
+    for body in ({}, {"prompt": "x", "messages": messages}, {"prompt": 5}, {"prompt": None}):
+        response = client.post("/tokenize", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "prompt"
+    assert client.post("/tokenize", json={"messages": [{"role": "x"}]}).json()["error"]["param"] == "messages[0].role"
+
+
+def every_route(running: Running) -> Iterator[tuple[str, str]]:
+    """(method, path) of each route that the server says it has, and of the list of them itself."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    paths = httpx.get(running.url + "/openapi.json", headers=headers).json()["paths"]
+    for path, methods in paths.items():
+        for method in methods:
+            yield method.upper(), path.replace("{model}", "fake")
+    yield "GET", "/openapi.json"
+    yield "GET", "/nowhere"
+
+
+def test_a_key_guards_every_route_but_health(start: Callable[..., Running]) -> None:
+    server = start(api_key=KEY)
+    routes = list(every_route(server))
+    assert len(routes) >= 12
+    wrong = [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Bearer {KEY}x"},
+        {"authorization": f"Bearer {KEY[:-1]}"},
+        {"authorization": KEY},
+        {"authorization": f"Basic {KEY}"},
+        {"authorization": "Bearer"},
+        {"authorization": f"bearer {KEY.upper()}"},
+        {"authorization": b"Bearer \xff\xfe"},
+        {"x-api-key": KEY},
+    ]
+    with httpx.Client(base_url=server.url) as client:
+        for method, path in routes:
+            for headers in wrong:
+                status = client.request(method, path, headers=headers).status_code  # type: ignore[arg-type]
+                assert status == (200 if path == "/health" else 401), (method, path, headers)
+    refused = httpx.post(server.url + "/generate", json={"text": "x"})
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    for scheme in ("Bearer", "bearer"):
+        headers = {"authorization": f"{scheme} {KEY}"}
+        assert httpx.post(server.url + "/generate", json={"text": "x"}, headers=headers).status_code == 200
+
+
+def test_a_body_is_not_read_before_the_key_is(start: Callable[..., Running]) -> None:
+    server = start(api_key=KEY)
+    response = httpx.post(server.url + "/generate", content=b"x" * 3_000_000)
+    assert response.status_code == 401
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("256.1.2.3", 0), ("", 99999), ("192.0.2.1", 0), ("x" * 300, 0)])
+def test_an_address_that_cannot_be_is_one_line(host: str, port: int) -> None:
+    with pytest.raises(StartError) as caught:
+        bind(host, port)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_of_the_sixth_version_works_where_there_is_one() -> None:
+    sock = bind("localhost", 0)
+    assert sock.getsockname()[1] > 0
+    assert sock.family in (socket.AF_INET, socket.AF_INET6)
+    sock.close()
