@@ -195,7 +195,11 @@ def sampling_from_native(given: Mapping[str, Any] | None) -> NativeSampling:
     known = {native for native, _ in (*_NUMBERS, *_INTEGERS)} | set(_SWITCHES) | set(_OTHERS)
     for name in given:
         if name not in known:
-            raise refuse(str(name)[:100], f"no such sampling parameter; there are {', '.join(sorted(known))}")
+            # Shown as ASCII: a name may be anything, half of a surrogate pair too.
+            shown = ascii(name)[1:-1][:100] or "sampling_params"
+            raise refuse(
+                shown, f"there is no sampling parameter {ascii(name)[:100]}; there are {', '.join(sorted(known))}"
+            )
     fields: dict[str, Any] = {"max_new_tokens": NATIVE_DEFAULT_NEW_TOKENS}
     for native, ours in _NUMBERS:
         if given.get(native) is not None:
@@ -213,6 +217,8 @@ def sampling_from_native(given: Mapping[str, Any] | None) -> NativeSampling:
     fields["logit_bias"] = _bias(given.get("logit_bias"))
     n = 1 if given.get("n") is None else _integer("n", given["n"])
     seeds = [_integer(name, given[name]) for name in ("seed", "sampling_seed") if given.get(name) is not None]
+    if len(set(seeds)) > 1:
+        raise refuse("sampling_seed", f"is {seeds[1]}, but seed, which means the same, is {seeds[0]}")
     return NativeSampling(SamplingParams(**fields), check_samples(n), seeds[0] if seeds else None)
 
 

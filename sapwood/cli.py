@@ -1,0 +1,192 @@
+"""The command line: `sapwood serve | chat | pull | doctor | version`.
+
+Nothing heavy is imported before a command needs it.  What goes wrong is told in one line on standard error, and the
+exit code is not 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of `serve`: the field of ServerConfig, other names for it, what it takes, and what it is for.
+
+    `kind`: int, float, str, bool (a switch), or the values to choose from.
+    """
+
+    field: str
+    kind: type | tuple[str, ...]
+    text: str
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+
+
+SERVE_FLAGS = (
+    Flag("model", str, "model to serve: a known name, a folder, a .gguf file or a hub id", ("--model-path",), "MODEL"),
+    Flag("served_model_name", str, "name that clients call the model by (default: the last part of MODEL)"),
+    Flag("host", str, "address to serve on"),
+    Flag("port", int, "port to serve on; 0 takes any that is free"),
+    Flag("api_key", str, "key that clients must send (default: $SAPWOOD_API_KEY, or none)"),
+    Flag("log_level", ("debug", "info", "warning", "error"), "what to log"),
+    Flag("tokenizer_workers", int, "tokenizer processes", ("--tokenizer-worker-num",)),
+    Flag("chat_template", str, "file or text of a template to use instead of the model's"),
+    Flag("stream_interval", int, "tokens between two events of a stream"),
+    Flag("device", ("auto", "cpu", "cuda"), "where to compute"),
+    Flag("dtype", ("auto", "float32", "bfloat16"), "numbers to compute with"),
+    Flag("threads", int, "threads of the forward pass (default: every core)"),
+    Flag("attention_backend", ("auto", "native", "torch", "flashinfer"), "kernels to use"),
+    Flag("context_length", int, "longest prompt and output together (default: the model's)"),
+    Flag("page_size", int, "tokens in a page of the KV pool"),
+    Flag("max_total_tokens", int, "tokens in the KV pool (default: by memory)"),
+    Flag("mem_fraction_static", float, "share of free memory that weights and KV pool may take"),
+    Flag("disable_radix_cache", bool, "do not reuse prefixes"),
+    Flag("schedule_policy", ("lpm", "fcfs"), "longest prefix match first, or first come first served"),
+    Flag("chunked_prefill_size", int, "token budget of a step; -1 switches chunking off (default: 512)"),
+    Flag("max_running_requests", int, "requests that run at once"),
+    Flag("max_queued_requests", int, "requests that may wait; more are refused with 503 (default: no limit)"),
+    Flag("disable_overlap_schedule", bool, "do not plan the next step while one runs"),
+    Flag("random_seed", int, "makes the seeds of requests without one repeatable"),
+    Flag("drain_seconds", float, "how long running requests may go on after SIGTERM"),
+    Flag("max_body_bytes", int, "largest request body"),
+)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Tells an error in one line rather than with the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; the parsed `run` is what to do."""
+    parser = OneLineParser(
+        prog="sapwood", description="An LLM serving runtime that never computes the same prefix twice."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=OneLineParser, metavar="COMMAND")
+    _add_serve(_command(commands, "serve", "serve a model over HTTP", run_serve))
+    _add_chat(_command(commands, "chat", "talk to the model of a running server", run_chat))
+    pull = _command(commands, "pull", "fetch and convert a model", run_pull)
+    pull.add_argument("model", help="a known name, such as smollm2; a .gguf file or a hub id is fetched as well")
+    _command(commands, "doctor", "show what this machine and installation look like", run_doctor)
+    _command(commands, "version", "show the version", run_version)
+    return parser
+
+
+def _command(commands: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    from srt.config import ServerConfig
+
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ServerConfig)}
+    for flag in SERVE_FLAGS:
+        names = (f"--{flag.field.replace('_', '-')}", *flag.aliases)
+        default = defaults[flag.field]
+        shown = "" if default in (None, False, msgspec.NODEFAULT) else f" (default: {default})"
+        settings: dict[str, Any] = {"dest": flag.field, "help": flag.text + shown, "default": argparse.SUPPRESS}
+        if flag.kind is bool:
+            parser.add_argument(*names, action="store_true", **settings)
+        elif isinstance(flag.kind, tuple):
+            parser.add_argument(*names, choices=flag.kind, **settings)
+        else:
+            metavar = flag.metavar or {int: "N", float: "X"}.get(flag.kind, "TEXT")
+            parser.add_argument(*names, type=flag.kind, metavar=metavar, required=flag.field == "model", **settings)
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
+    parser.add_argument("--api-key", default=None, help="its key (default: $SAPWOOD_API_KEY)")
+    parser.add_argument("--model", default=None, help="model to ask for (default: the server's)")
+    parser.add_argument("--system", default=None, help="system message to begin with")
+    parser.add_argument("--temperature", type=float, default=None, help="sampling temperature")
+    parser.add_argument("--max-tokens", type=int, default=None, help="longest answer")
+    parser.add_argument("--seed", type=int, default=None, help="makes answers repeatable")
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """`sapwood serve`."""
+    from sapwood.serve import serve
+    from srt.config import ServerConfig
+
+    given = {flag.field: getattr(arguments, flag.field) for flag in SERVE_FLAGS if hasattr(arguments, flag.field)}
+    given.setdefault("api_key", os.environ.get("SAPWOOD_API_KEY"))
+    return serve(ServerConfig(**given))
+
+
+def run_chat(arguments: argparse.Namespace) -> int:
+    """`sapwood chat`."""
+    from sapwood.chat import ChatFailed, ChatSettings, chat
+
+    settings = ChatSettings(
+        url=arguments.url,
+        api_key=arguments.api_key or os.environ.get("SAPWOOD_API_KEY"),
+        model=arguments.model,
+        system=arguments.system,
+        temperature=arguments.temperature,
+        max_tokens=arguments.max_tokens,
+        seed=arguments.seed,
+    )
+    try:
+        return chat(settings)
+    except ChatFailed as error:
+        return _complain(f"sapwood chat: {error}")
+
+
+def run_pull(arguments: argparse.Namespace) -> int:
+    """`sapwood pull`."""
+    from sapwood.pull import resolve_model
+
+    print(resolve_model(arguments.model, pull=True))
+    return 0
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """`sapwood doctor`."""
+    from sapwood.doctor import doctor
+
+    return doctor()
+
+
+def run_version(arguments: argparse.Namespace) -> int:
+    """`sapwood version`."""
+    from importlib.metadata import version
+
+    print(f"sapwood {version('sapwood')}")
+    return 0
+
+
+def _complain(line: str) -> int:
+    print(line, file=sys.stderr)
+    return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = build_parser().parse_args(argv)
+    from srt.child import StartError
+
+    try:
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
+    except StartError as error:
+        return _complain(f"sapwood {arguments.command}: {error}")
+    except KeyboardInterrupt:
+        return 130
