@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
@@ -12,7 +13,7 @@ import httpx
 import uvloop
 
 from srt.front import Front
-from srt.http.server import HttpServer, bind
+from srt.http.server import make_server
 from tests.http.fake_front import FakeFront
 
 T = TypeVar("T")
@@ -26,15 +27,12 @@ class Running:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._server = self.on_loop(self._start())
-        host, port = self._server.address
-        self.address = (host, port)
-        self.url = f"http://{host}:{port}"
-
-    async def _start(self) -> HttpServer:
-        server = HttpServer(cast(Front, self.front), bind("127.0.0.1", 0))
-        await server.start()
-        return server
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = listener.getsockname()
+        self.url = "http://{}:{}".format(*self.address)
+        self._server = make_server(cast(Front, self.front), close_seconds=1)
+        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve([listener]), self._loop)
+        self.eventually(lambda: self._server.started)
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine run where the server runs."""
@@ -54,7 +52,8 @@ class Running:
 
     def close(self) -> None:
         """Stop the server and its thread."""
-        self.on_loop(self._server.stop(1.0))
+        self._server.should_exit = True
+        self._serving.result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

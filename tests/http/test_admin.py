@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 
 import httpx
-import pytest
 
-from srt.child import StartError
-from srt.http.server import bind
 from tests.http.running import Running
 
 KEY = "sk-secret"
@@ -129,24 +125,3 @@ def test_a_body_is_not_read_before_the_key_is(start: Callable[..., Running]) -> 
     server = start(api_key=KEY)
     response = httpx.post(server.url + "/generate", content=b"x" * 3_000_000)
     assert response.status_code == 401
-
-
-def test_a_port_that_is_taken_is_one_line() -> None:
-    with bind("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(StartError, match=rf"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
-            bind("127.0.0.1", port)
-
-
-@pytest.mark.parametrize(("host", "port"), [("256.1.2.3", 0), ("", 99999), ("192.0.2.1", 0), ("x" * 300, 0)])
-def test_an_address_that_cannot_be_is_one_line(host: str, port: int) -> None:
-    with pytest.raises(StartError) as caught:
-        bind(host, port)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_address_of_the_sixth_version_works_where_there_is_one() -> None:
-    sock = bind("localhost", 0)
-    assert sock.getsockname()[1] > 0
-    assert sock.family in (socket.AF_INET, socket.AF_INET6)
-    sock.close()
