@@ -52,11 +52,11 @@ def test_chat_stream_with_usage(ai: openai.OpenAI) -> None:
 
 
 def test_the_streaming_helper(ai: openai.OpenAI) -> None:
-    with ai.chat.completions.stream(model="fake", messages=user("Hello"), max_tokens=5) as stream:
+    with ai.chat.completions.stream(model="fake", messages=user("end of it"), max_tokens=9) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == "Hello"
+    assert final.choices[0].message.content == "end o"
 
 
 def test_logprobs_and_samples(ai: openai.OpenAI) -> None:
