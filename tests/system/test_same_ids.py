@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sapwood import Engine
 
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
+
 NEW_TOKENS = 64
 TIE = 1e-4
 # Enough pages for 32 prompts and their outputs, whatever the page size.
@@ -90,7 +92,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("name", SETTINGS)
 def test_batched_ids_equal_the_reference_cold_and_warm(
     references: list[Reference], real_model: Path, name: str
@@ -108,7 +109,6 @@ def test_batched_ids_equal_the_reference_cold_and_warm(
         assert not any(cached)
 
 
-@pytest.mark.real
 def test_ids_of_a_lone_request_equal_the_reference_cold_and_warm(
     references: list[Reference], real_model: Path
 ) -> None:

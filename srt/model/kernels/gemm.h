@@ -5,9 +5,10 @@
 //
 //     panel p:  word 0 of columns p*NR .. p*NR+NR-1, then word 1 of the same columns, ...
 //
-// so one pass over a product reads the weights once, from front to back.  Every sum runs over its words from the
-// first to the last in one float32 register (kept exactly in memory between two blocks of words), so its bits do
-// not depend on the number of rows, on their place in a block, or on the thread that computes it.
+// so one pass over a product reads the weights once, from front to back.  The words are taken in blocks whose
+// lengths follow from their number alone; a sum runs over the words of a block from the first to the last in one
+// float32 register, and the blocks are added in order.  So its bits do not depend on the number of rows, on their
+// place among the others, or on the thread that computes it.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,6 @@
 namespace sapwood {
 
 constexpr int NR = 2 * VW;
-// Words of a panel that are used on one row block after another while they are in the second-level cache.
-constexpr int BLOCK_WORDS = 512;
 // Activations that should stay in the second-level cache while the panels go by.
 constexpr int ACTIVATION_BYTES = 384 * 1024;
 
@@ -52,7 +51,7 @@ void multiply_rows(const uint32_t *a, ptrdiff_t lda, const uint32_t *panel, int 
     vf sum[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < 2; ++j) sum[r][j] = go_on ? load<vf>(c + r * ldc + j * VW) : vf{};
+        for (int j = 0; j < 2; ++j) sum[r][j] = vf{};
     int k = 0;
     for (; k + 4 <= steps; k += 4) {
         ahead.advance();
@@ -61,7 +60,10 @@ void multiply_rows(const uint32_t *a, ptrdiff_t lda, const uint32_t *panel, int 
     accumulate<T, ROWS>(sum, a + k, lda, panel + ptrdiff_t(k) * NR, panel + ptrdiff_t(k) * NR + VW, NR, steps - k);
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < 2; ++j) store(c + r * ldc + j * VW, sum[r][j]);
+        for (int j = 0; j < 2; ++j) {
+            float *to = c + r * ldc + j * VW;
+            store(to, go_on ? load<vf>(to) + sum[r][j] : sum[r][j]);
+        }
 }
 
 // Calls f with std::integral_constant<int, rows>, 1 <= rows <= MR.
@@ -93,7 +95,7 @@ template <class T>
 void multiply_panel(const uint32_t *a, ptrdiff_t lda, int rows, const uint32_t *panel, int steps, float *c,
                     ptrdiff_t ldc) {
     const int blocks = (rows + MR - 1) / MR;
-    const int pieces = (steps + BLOCK_WORDS - 1) / BLOCK_WORDS;
+    const int pieces = (steps + T::BLOCK_WORDS - 1) / T::BLOCK_WORDS;
     for (int piece = 0, k = 0; piece < pieces; ++piece) {
         const int n = steps / pieces + (piece < steps % pieces);
         const uint32_t *words = panel + ptrdiff_t(k) * NR;

@@ -137,10 +137,12 @@ SAPWOOD_INLINE float from_bf16(uint16_t x) {
 }
 
 // The two number formats of weights, KV and the inputs of products.  A word is 32 bits: PER_WORD neighbours along
-// the dimension that a product sums over.  dot() adds the products of two vectors of words to VW sums.
+// the dimension that a product sums over.  dot() adds the products of two vectors of words to VW sums.  BLOCK_WORDS is
+// the most that is summed in one go: short for float32, where long sums lose digits; for bfloat16 as much of a panel
+// as should lie in the second-level cache.
 struct F32 {
     typedef float elem;
-    static constexpr int PER_WORD = 1;
+    static constexpr int PER_WORD = 1, BLOCK_WORDS = 128;
     static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) { return fma((vf)a, (vf)b, sum); }
     static SAPWOOD_INLINE void put(elem *to, vf x) { store(to, x); }
     static SAPWOOD_INLINE float get(elem x) { return x; }
@@ -148,7 +150,7 @@ struct F32 {
 
 struct BF16 {
     typedef uint16_t elem;
-    static constexpr int PER_WORD = 2;
+    static constexpr int PER_WORD = 2, BLOCK_WORDS = 512;
     static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) {
 #if defined(__AVX512BF16__)
         return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
