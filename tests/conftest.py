@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+
 from tests.tiny_model import save_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -33,10 +33,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def real_model() -> Path:
     """The folder of SmolLM2-135M-Instruct, which is pulled and converted when it is not there yet."""
-    home = Path(os.environ.get("SAPWOOD_HOME", "~/.cache/sapwood")).expanduser()
-    folder = home / "models" / "smollm2"
-    if not (folder / "config.json").is_file():
-        from sapwood.pull import pull_model
+    from sapwood.pull import pull_model
 
-        pull_model("smollm2")
-    return folder
+    return pull_model("smollm2")
