@@ -25,13 +25,12 @@ from srt.front import Front
 from srt.resolve import Resolved, resolve
 
 if TYPE_CHECKING:
-    from uvicorn import Server
+    from srt.http.server import HttpServer
 
 log = logging.getLogger("sapwood.serve")
 
 # How long replies that are being written may take after every request has ended.
 CLOSE_SECONDS = 3
-BACKLOG = 2048
 
 
 def serve(config: ServerConfig) -> int:
@@ -116,7 +115,7 @@ async def _serve(resolved: Resolved, listener: socket.socket, begin: float) -> i
         await front.stop()
 
 
-async def _start(front: Front, stop: StopSignals) -> Server | None:
+async def _start(front: Front, stop: StopSignals) -> HttpServer | None:
     """Start the workers, and load the HTTP packages meanwhile.  None when told to stop before all are ready."""
     starting = asyncio.create_task(front.start())
     loading = asyncio.create_task(asyncio.to_thread(_make_server, front))
@@ -132,34 +131,13 @@ async def _start(front: Front, stop: StopSignals) -> Server | None:
     return loading.result()
 
 
-def _make_server(front: Front) -> Server:
-    import uvicorn
+def _make_server(front: Front) -> HttpServer:
+    from srt.http.server import make_server
 
-    from srt.http.app import create_app
-
-    class QuietServer(uvicorn.Server):
-        """Leaves the signals to us."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return QuietServer(
-        uvicorn.Config(
-            create_app(front),
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
-    )
+    return make_server(front, CLOSE_SECONDS)
 
 
-async def _until_started(server: Server, serving: asyncio.Task[None]) -> None:
+async def _until_started(server: HttpServer, serving: asyncio.Task[None]) -> None:
     while not server.started:
         if serving.done():
             try:
@@ -171,7 +149,7 @@ async def _until_started(server: Server, serving: asyncio.Task[None]) -> None:
 
 
 async def _end(
-    front: Front, server: Server, serving: asyncio.Task[None], stop: StopSignals, drain_seconds: float
+    front: Front, server: HttpServer, serving: asyncio.Task[None], stop: StopSignals, drain_seconds: float
 ) -> None:
     """Drain, then close every connection.  While draining, new requests are still answered: with 503."""
     requests = front.status().requests
