@@ -53,12 +53,12 @@ class ChatClient:
 
     def __init__(self, settings: ChatSettings) -> None:
         headers = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
-        # A proxy for the outside world has no business between us and this machine.
-        local = urlsplit(settings.url).hostname in LOCAL_HOSTS
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         try:
+            # A proxy for the outside world has no business between us and this machine.
+            local = urlsplit(settings.url).hostname in LOCAL_HOSTS
             self._http = httpx.Client(base_url=settings.url, headers=headers, timeout=timeout, trust_env=not local)
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, ValueError) as error:
             raise ChatFailed(f"--url {settings.url}: {error}") from error
         self._settings = settings
         self.messages: list[dict[str, str]] = []

@@ -190,3 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"sapwood {arguments.command}: {error}")
     except KeyboardInterrupt:
         return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
