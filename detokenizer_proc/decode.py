@@ -166,6 +166,6 @@ class WindowDecoder:
         the text of the output alone.
         """
         context = [token_id for token_id in prompt_tail if self._vocabulary.is_shown(token_id, self._skip)]
-        while context and (context[-1] in self._vocabulary.byte_tokens or self._decode(context).endswith(REPLACEMENT)):
+        while context and self._decode(context).endswith(REPLACEMENT):
             context.pop()
         return context[-CONTEXT_TOKENS:]

@@ -80,16 +80,16 @@ class _Automaton:
             self.matched += 1
         if self.matched < len(self.stop):
             return False
-        # The whole is matched: what may still grow is its longest border.
-        self.matched = self._fallback[self.matched]
+        # Begun anew: a later match of the same stop string can never be the one that begins first.
+        self.matched = 0
         return True
 
 
 def _borders(stop: str) -> list[int]:
-    """For each length k, the length of the longest proper beginning of stop[:k] that is also its end."""
-    borders = [0] * (len(stop) + 1)
+    """For each length k below the whole, that of the longest proper beginning of stop[:k] that is also its end."""
+    borders = [0] * len(stop)
     length = 0
-    for place in range(1, len(stop)):
+    for place in range(1, len(stop) - 1):
         while length and stop[place] != stop[length]:
             length = borders[length]
         if stop[place] == stop[length]:

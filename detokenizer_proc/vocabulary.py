@@ -43,26 +43,24 @@ def vocabulary_of(file: TokenizerFile) -> Vocabulary:
     spelled = {token_id: token for token, token_id in file.token_ids().items()}
     spelled |= {token.id: token.content for token in file.added_tokens}
     decoder_steps = [str(step.get("type")) for step in parts_of(file.decoder)]
-    byte_level = decoder_steps == ["ByteLevel"]
+    byte_of = {ord(character): byte for byte, character in byte_level_alphabet().items()}
     tokens: list[bytes | None] = [None] * (max(spelled, default=-1) + 1)
     byte_tokens = set()
-    if byte_level:
-        byte_of = {ord(character): byte for byte, character in byte_level_alphabet().items()}
-        for token_id, token in spelled.items():
+    for token_id, token in spelled.items():
+        byte = BYTE_TOKEN.fullmatch(token) if "ByteFallback" in decoder_steps else None
+        if byte:
+            tokens[token_id] = bytes([int(byte[1], 16)])
+            byte_tokens.add(token_id)
+        elif "ByteLevel" in decoder_steps:
             tokens[token_id] = _byte_level_bytes(token, byte_of)
-    else:
-        for token_id, token in spelled.items():
-            byte = BYTE_TOKEN.fullmatch(token) if "ByteFallback" in decoder_steps else None
-            tokens[token_id] = bytes([int(byte[1], 16)]) if byte else token.replace(WORD_START, " ").encode()
-            if byte:
-                byte_tokens.add(token_id)
+        else:
+            tokens[token_id] = token.replace(WORD_START, " ").encode()
     special = frozenset(token.id for token in file.added_tokens if token.special)
-    return Vocabulary(tokens, special, frozenset(byte_tokens), byte_level)
+    return Vocabulary(tokens, special, frozenset(byte_tokens), byte_level=decoder_steps == ["ByteLevel"])
 
 
 def _byte_level_bytes(token: str, byte_of: dict[int, int]) -> bytes:
     """A token that is not spelled in the byte alphabet throughout (an added token) stands for its own text."""
-    spelled = token.translate(byte_of)
     if any(ord(character) not in byte_of for character in token):
         return token.encode()
-    return spelled.encode("latin-1")
+    return token.translate(byte_of).encode("latin-1")

@@ -27,6 +27,21 @@ def byte_level_with_start() -> Tokenizer:
     return tokenizer
 
 
+def byte_level_with_added_tokens() -> Tokenizer:
+    """Added tokens beside those of the byte alphabet: shown ones, with characters that do or do not stand for bytes."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<a b>", "<🌳>", "é", "▁"])
+    tokenizer.add_special_tokens([AddedToken("<é ß>", special=True)])
+    return tokenizer
+
+
+def byte_level_in_sequence() -> Tokenizer:
+    """A byte-level tokenizer whose decoder has a second step, so that its text is not the tokens' bytes alone."""
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("tree", "oak")])
+    return tokenizer
+
+
 def byte_fallback() -> Tokenizer:
     """Llama 2's family: words begin with a mark, unknown characters are spelled in byte tokens, a start token."""
     specials = ["<unk>", "<s>", "</s>"]
@@ -81,6 +96,8 @@ def word_piece() -> Tokenizer:
 FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     "byte level": byte_level,
     "byte level with start": byte_level_with_start,
+    "byte level with added tokens": byte_level_with_added_tokens,
+    "byte level in a sequence": byte_level_in_sequence,
     "byte fallback": byte_fallback,
     "metaspace": metaspace,
     "word piece": word_piece,

@@ -12,9 +12,9 @@ from typing import Any
 
 from srt.tokenizer_file import TokenizerFile, byte_level_alphabet, parts_of
 
-# A composed character stands for at most this many code points of the text, since it decomposes into no more (the
-# Unicode standard's bounds for canonical and compatibility decomposition); decomposing forms only add characters.
-SHRINK_OF_NORMALIZER = {"NFD": 1, "NFKD": 1, "NFC": 4, "NFKC": 18, "Prepend": 1}
+# Composing makes one character of at most four: no character's canonical decomposition is longer (Unicode Standard
+# Annex 15), and what composing with compatibility leaves has no other.  Decomposing forms only add characters.
+SHRINK_OF_NORMALIZER = {"NFD": 1, "NFKD": 1, "NFC": 4, "NFKC": 4, "Prepend": 1}
 
 LOSSLESS_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
 

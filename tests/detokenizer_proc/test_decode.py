@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from detokenizer_proc.decode import MAX_HELD_TOKENS, ByteLevelDecoder, StreamDecoder, WindowDecoder
 from detokenizer_proc.vocabulary import Vocabulary, vocabulary_of
 from srt.tokenizer_file import parse_tokenizer_file
-from tests.small_tokenizers import FAMILIES, byte_fallback, byte_level
+from tests.small_tokenizers import FAMILIES, byte_fallback, byte_level, byte_level_in_sequence
 from tests.text_samples import all_lines, sample_lines
 
 
@@ -103,7 +103,7 @@ def test_an_output_after_a_word_keeps_its_leading_space() -> None:
     assert "".join(family.stream(whole[len(prompt) :], prompt=prompt)) == " water"
 
 
-@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("make", [byte_level, byte_level_in_sequence, byte_fallback])
 def test_a_prompt_that_ends_inside_a_character_is_never_repeated(make: object) -> None:
     family = Family(make())  # type: ignore[operator]
     ids = family.tokenizer.encode("Good day to you 🐙").ids
@@ -141,6 +141,27 @@ def test_held_tokens_are_those_of_the_unfinished_character() -> None:
         decoder.feed(token_id)
         held.append(decoder.held_tokens)
     assert held == [0, 1, 2, 3, 0, 0]
+
+
+def test_a_hidden_token_inside_a_character_waits_with_it() -> None:
+    family = Family(byte_level())
+    decoder = family.decoder()
+    first, second, third, last = (family.tokenizer.token_to_id(character) for character in "ðŁĮ³")
+    held = []
+    for token_id in (1, first, 1, second, third, last, 1):
+        decoder.feed(token_id)
+        held.append(decoder.held_tokens)
+    assert held == [0, 1, 2, 3, 4, 0, 0]
+
+
+def test_text_after_characters_that_were_given_up_is_complete() -> None:
+    """Broken beginnings are given out in the end; what then follows is not cut, whatever it makes of them."""
+    family = Family(byte_level_in_sequence())
+    first, second, third, last = (family.tokenizer.token_to_id(character) for character in "ðŁĮ³")
+    after = family.tokenizer.encode("and so on 🌳").ids
+    text = "".join(family.stream([*[first] * MAX_HELD_TOKENS, second, third, last, *after]))
+    assert text.lstrip("\ufffd") == "and so on 🌳"
+    assert len(text) >= MAX_HELD_TOKENS
 
 
 def test_a_run_of_byte_tokens_is_not_held_for_ever() -> None:

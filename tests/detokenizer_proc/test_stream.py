@@ -235,6 +235,22 @@ def test_logprobs_and_ids_end_with_the_stop_string(model: Model) -> None:
     check_sums(shown, logprobs=True)
 
 
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_a_stop_string_that_waited_for_a_longer_one_ends_the_output_at_the_finish(model: Model, at_once: int) -> None:
+    ids = [*(model.id(character) for character in "xabc"), 2]
+    shown = stream(
+        model.core,
+        ids,
+        stop=("bc", "abcd"),
+        finish=Finish("stop", 2),
+        trailing_stop=True,
+        at_once=at_once,
+        logprobs=True,
+    )
+    assert (shown.text, shown.finish, shown.completion_tokens) == ("xa", Finish("stop", "bc"), 4)
+    check_sums(shown, logprobs=True)
+
+
 def test_a_delta_without_tokens_ends_a_request(model: Model) -> None:
     shown = stream(model.core, [], finish=Finish("abort", message="cancelled"))
     assert (shown.text, shown.completion_tokens, shown.finish) == ("", 0, Finish("abort", message="cancelled"))

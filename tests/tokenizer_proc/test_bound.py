@@ -38,12 +38,24 @@ def normalized(tokenizer: Tokenizer, *steps: Any) -> Tokenizer:
     return tokenizer
 
 
+def one_token_for_four_characters(form: Any) -> Tokenizer:
+    """No token is spelled with more than three characters, and one of them is a letter with three accents."""
+    spec: dict[str, Any] = json.loads(byte_level().to_str())
+    vocabulary = [token for token in spec["model"]["vocab"] if len(token) == 1] + ["á¾", "á¾Ĥ"]
+    spec["model"]["vocab"] = {token: place for place, token in enumerate(vocabulary)}
+    spec["model"]["merges"] = [["á", "¾"], ["á¾", "Ĥ"]]
+    spec["added_tokens"] = []
+    return normalized(Tokenizer.from_str(json.dumps(spec)), form)
+
+
 BOUNDED = {
     "byte level": byte_level,
     "byte fallback": byte_fallback,
     "without control characters": lambda: without_tokens(byte_level(), "ĀāĂ"),
     "composing": lambda: normalized(byte_level(), normalizers.NFC()),
     "composing compatible": lambda: normalized(byte_level(), normalizers.NFKC()),
+    "composing to one token": lambda: one_token_for_four_characters(normalizers.NFC()),
+    "composing compatible to one token": lambda: one_token_for_four_characters(normalizers.NFKC()),
     "decomposing": lambda: normalized(byte_level(), normalizers.NFD(), normalizers.NFKD()),
 }
 
