@@ -314,6 +314,7 @@ class ModelOf {
     // For every group of `wide` panels and every chunk of rows: the product, then finish(first row, rows, group, product).
     template <class F>
     void multiply(const uint32_t *a, ptrdiff_t lda, int rows, const Matrix &m, int wide, const F &finish) {
+        if (rows == 0) return;
         const int chunk = rows_of_unit(rows, m.steps), chunks = (rows + chunk - 1) / chunk, groups = m.panels / wide;
         const int columns = wide * NR;
         pool_.each(chunks * groups, [&](int unit, int worker) {
