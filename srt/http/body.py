@@ -160,7 +160,7 @@ def _is_unicode(text: str) -> bool:
 
 def _join(path: str, name: str) -> str:
     """`a[0]` (or the decoder's `.a[0]`) and `b` as `a[0].b`, in characters that every encoder takes."""
-    clean = name.encode("utf-8", "backslashreplace").decode()
+    clean = name.encode("utf-8", "backslashreplace").decode() or '""'
     path = path.removeprefix(".")
     return f"{path}.{clean}" if path else clean
 

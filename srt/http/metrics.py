@@ -1,8 +1,10 @@
 """What /metrics says: requests as they end, and the scheduler's last report.
 
 Requests are counted when they end, whichever way: requests and tokens are the sums of what clients were told in
-their replies, aborted and failed requests included with what they had got.  The scheduler's totals go on where they
-were when its process is started again, so no counter ever falls.
+their replies, aborted and failed requests included with what they had got.  A request whose fault was found before
+it reached the runtime (a wrong type, a value out of range) never began and is not counted.
+
+The scheduler's totals go on where they were when its process is started again, so no counter ever falls.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Metrics:
             "sapwood_inter_token_latency_seconds", "Between the tokens of a sample; tokens that came together share.",
             GAP_BOUNDS,
         )  # fmt: skip
-        self.e2e = histogram("sapwood_e2e_request_latency_seconds", "From the request to its end.", LATENCY_BOUNDS)
+        self.e2e = histogram(
+            "sapwood_e2e_request_latency_seconds", "From a request that did not fail to its end.", LATENCY_BOUNDS
+        )
         self.queue = histogram("sapwood_queue_time_seconds", "From the request to its admission.", LATENCY_BOUNDS)
         self.prompt_length = histogram("sapwood_prompt_tokens_histogram", "Prompt tokens by request.", TOKEN_BOUNDS)
         self.output_length = histogram("sapwood_generation_tokens_histogram", "Output tokens by request.", TOKEN_BOUNDS)
@@ -55,16 +59,18 @@ class Metrics:
 
     def observe(self, end: RequestEnd) -> None:
         """Count a request that has ended."""
+        refused = end.failure is not None and end.failure.status < 500
         for reason in end.finish_reasons:
-            self.requests.add(finish_reason=reason)
+            self.requests.add(finish_reason="refused" if refused and reason == "error" else reason)
             if reason == "abort":
                 self.aborted.add()
-        if end.failure is not None:
+        if end.failure is None:
+            self.e2e.observe(end.e2e_seconds)
+        else:
             self.failed.add(status=str(end.failure.status))
         self.prompt_tokens.add(end.prompt_tokens)
         self.cached_tokens.add(end.cached_tokens)
         self.generation_tokens.add(end.completion_tokens)
-        self.e2e.observe(end.e2e_seconds)
         if end.ttft is not None:
             self.ttft.observe(end.ttft)
             self.queue.observe(end.queue_seconds)

@@ -95,7 +95,7 @@ def test_whatever_stands_in_a_field_the_answer_is_a_reply_or_an_error_about_it(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] is not None
     # The field at fault is one that was sent, or one that is missing, or the whole body for a key that is no text.
-    sent = [name.encode("utf-8", "backslashreplace").decode() for name in body]
+    sent = [name.encode("utf-8", "backslashreplace").decode() or '""' for name in body]
     names = [*sent, *FIELDS[route], "body"]
     assert any(re.fullmatch(re.escape(name) + r"([.\[].*)?", error["param"], re.DOTALL) for name in names), error
 

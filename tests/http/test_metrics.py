@@ -88,9 +88,9 @@ def test_aborts_and_failures_are_counted_beside_the_others(server: Running) -> N
         found = scrape(client)
     by_reason = {
         reason: found.value("sapwood_num_requests_total", finish_reason=reason)
-        for reason in ("abort", "error", "stop", "length")
+        for reason in ("abort", "error", "refused", "stop", "length")
     }
-    assert by_reason == {"abort": 3, "error": 3, "stop": 1, "length": 1}
+    assert by_reason == {"abort": 3, "error": 1, "refused": 2, "stop": 1, "length": 1}
     assert found.value("sapwood_num_aborted_requests_total") == 3
     assert found.value("sapwood_num_failed_requests_total") == 3
     assert found.value("sapwood_num_failed_requests_total", status="429") == 1
