@@ -92,7 +92,8 @@ class WindowDecoder:
         self._decode = decode
         self._vocabulary = vocabulary
         self._skip = skip_special_tokens
-        self._context = self._clean_context(prompt_tail)
+        shown = [token_id for token_id in prompt_tail if vocabulary.is_shown(token_id, skip_special_tokens)]
+        self._context = shown[-CONTEXT_TOKENS:]
         self._held: list[int] = []
         # Tokens that are not shown, among the held ones, count as held too: they come in order.
         self._held_tokens = 0
@@ -151,6 +152,7 @@ class WindowDecoder:
                 context = context[:-1]
         before = self._decode(context) if context else ""
         after = self._decode([*context, *held])
+        # A context that ends inside a character (a prompt may) is not completed: what it showed is shown.
         return after[len(before) :] if after.startswith(before) else self._decode(held)
 
     def _move(self, size: int) -> None:
@@ -158,14 +160,3 @@ class WindowDecoder:
         self._context = [*self._context, *self._held[:size]][-CONTEXT_TOKENS:]
         del self._held[:size]
         self._held_tokens = len(self._held)
-
-    def _clean_context(self, prompt_tail: Sequence[int]) -> list[int]:
-        """The end of the prompt up to its last whole character.
-
-        A prompt may end inside a character; the output's bytes then do not complete it, since the client asked for
-        the text of the output alone.
-        """
-        context = [token_id for token_id in prompt_tail if self._vocabulary.is_shown(token_id, self._skip)]
-        while context and self._decode(context).endswith(REPLACEMENT):
-            context.pop()
-        return context[-CONTEXT_TOKENS:]

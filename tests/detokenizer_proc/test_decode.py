@@ -110,9 +110,8 @@ def test_a_prompt_that_ends_inside_a_character_is_never_repeated(make: object) -
     head, rest = ids[:-1], ids[-1:]
     assert family.whole(head).endswith("\ufffd")
     output = [*rest, *family.tokenizer.encode("a").ids]
-    text = "".join(family.stream(output, prompt=head))
-    assert text.lstrip("\ufffd").strip() == "a"
-    assert "Good" not in text
+    assert "".join(family.stream(output, prompt=head)) == family.whole(output)
+    assert family.whole(output).startswith("\ufffd")
 
 
 def test_a_special_token_first_does_not_bring_the_prompt_back(family: Family) -> None:
