@@ -92,11 +92,11 @@ def needs_adjustment(sampling: SamplingParams, stop_ids: tuple[int, ...]) -> boo
     return has_penalty(sampling) or bool(sampling.logit_bias) or (sampling.min_new_tokens > 0 and bool(stop_ids))
 
 
-def adjust(logits: torch.Tensor, rows: list[Adjustments], positions: list[int]) -> None:
-    """Change float32 `logits` [n, vocab] in place, row i as `rows[i]` asks after `positions[i]` tokens."""
+def adjust(logits: torch.Tensor, rows: dict[int, Adjustments], positions: dict[int, int]) -> None:
+    """Change float32 `logits` [n, vocab] in place: row i as `rows[i]` asks after `positions[i]` tokens."""
     flat = logits.view(-1)
     vocab = logits.shape[1]
-    penalised = [(i, row.seen, row.sampling) for i, row in enumerate(rows) if row.seen is not None]
+    penalised = [(i, row.seen, row.sampling) for i, row in rows.items() if row.seen is not None]
     if penalised:
         places = _tensor([seen.ids + i * vocab for i, seen, _ in penalised])
         outputs = _tensor([seen.outputs for _, seen, _ in penalised])
@@ -109,13 +109,10 @@ def adjust(logits: torch.Tensor, rows: list[Adjustments], positions: list[int]) 
         values = flat[places]
         values = torch.where(values > 0, values / repetition, values * repetition)
         flat[places] = values - frequency * outputs - presence * (outputs > 0)
-    biased = [(i, row) for i, row in enumerate(rows) if len(row.bias_ids)]
+    biased = [(i, row) for i, row in rows.items() if len(row.bias_ids)]
     if biased:
         flat[_tensor([row.bias_ids + i * vocab for i, row in biased])] += _tensor([row.bias for _, row in biased])
-    forbidden = [
-        row.forbidden(position) + i * vocab for i, (row, position) in enumerate(zip(rows, positions, strict=True))
-    ]
-    flat[_tensor(forbidden)] = float("-inf")
+    flat[_tensor([row.forbidden(positions[i]) + i * vocab for i, row in rows.items()])] = float("-inf")
 
 
 def _tensor(arrays: list[npt.NDArray[np.int64]] | list[npt.NDArray[np.float32]]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Choosing a token from logits by temperature, top-k, top-p and min-p, row by row and all rows at once.
+"""Choosing a token from logits by temperature, top-k, top-p and min-p.
 
 Every filter is a threshold on the probability, so that tokens of equal probability share one fate and a row's
 result hangs neither on the order of a sort nor on its neighbours:
@@ -9,8 +9,8 @@ result hangs neither on the order of a sort nor on its neighbours:
     min-p    at least min_p times the largest probability  (Nguyen et al., "Turning up the heat", 2024)
 
 What remains is drawn by inverting its distribution function, in the order of the ids, at one uniform number.
-All operations work on one row at a time inside (softmax, top-k, sums of fixed blocks): that, and not only their
-mathematics, makes a row's result independent of the batch to the last bit.
+Softmax and sums go over all rows at once but work on one row at a time inside; thresholds are found row by row.
+That, and not only the mathematics, makes a row's result independent of the batch to the last bit.
 """
 
 from __future__ import annotations
@@ -18,26 +18,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+FloatArray = npt.NDArray[np.float32]
+
 # Colder than this is greedy: the quotients of the logits would overflow, and nothing else could come out.
 MIN_TEMPERATURE = 1e-5
-# Candidates looked at before a row whose top-p set is larger is sorted as a whole.
-NUCLEUS_GUESS = 512
+# Up to so many probabilities are sorted; more are first narrowed down to those of one bucket.
+SORTED_AT_ONCE = 1024
 BLOCK = 128
+WORK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class DrawParams:
-    """Per row: float32 [n] temperature and min_p, int64 [n] top_k (the vocabulary's size when off), float64 [n] top_p
-    (1 when off) and uniform (the number in (0, 1) that decides)."""
+    """Per row: temperature float32 [n]; top_k ints [n], the vocabulary's size or more when off; top_p [n], 1 when
+    off; min_p [n], 0 when off; uniform float64 [n], the number in (0, 1) that decides."""
 
     temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
+    top_k: list[int]
+    top_p: list[float]
+    min_p: list[float]
     uniform: torch.Tensor
+
+    def rows(self, part: slice) -> DrawParams:
+        """The settings of some of the rows."""
+        return DrawParams(
+            self.temperature[part], self.top_k[part], self.top_p[part], self.min_p[part], self.uniform[part]
+        )
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -46,62 +56,61 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
-    """One id for each row of float32 `logits` [n, vocab], int64 [n].  A row must have a finite maximum."""
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / params.temperature[:, None]
-    probabilities = filtered(scaled, params)
-    return _invert(probabilities, params.uniform)
+    """One id for each row of float32 `logits` [n, vocab], int64 [n].  All logits are finite or -inf, not all -inf."""
+    # A few rows at a time: what they take stays in the cache and is used again, where one large block would be
+    # fresh memory from the system in every step.
+    rows = max(1, WORK_BYTES // (4 * logits.shape[1]))
+    chosen = []
+    for low in range(0, len(logits), rows):
+        part = slice(low, low + rows)
+        probabilities = remaining_probabilities(logits[part], params.rows(part))
+        chosen.append(_invert(probabilities, params.uniform[part]))
+    return torch.cat(chosen)
 
 
-def filtered(scaled: torch.Tensor, params: DrawParams) -> torch.Tensor:
-    """Probabilities [n, vocab] after top-k, top-p and min-p, zero where a token is out; not normalised again.
-
-    `scaled`: logits divided by the temperature, each row's maximum at 0.
-    """
-    limited = (params.top_k < scaled.shape[1]).nonzero().flatten()
-    if len(limited):
-        floor = _kth_largest(scaled[limited], params.top_k[limited])
-        scaled[limited] = scaled[limited].masked_fill_(scaled[limited] < floor[:, None], float("-inf"))
+def remaining_probabilities(logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
+    """Probabilities float32 [n, vocab], zero where top-k, top-p or min-p put a token out; not normalised again."""
+    # The largest logit becomes 0 before the division, which then cannot overflow upwards.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(params.temperature[:, None])
     probabilities = scaled.softmax(dim=-1)
-    floor = params.min_p * probabilities.amax(dim=-1)
-    nucleus = (params.top_p < 1.0).nonzero().flatten()
-    if len(nucleus):
-        least = _nucleus_floor(probabilities[nucleus], params.top_p[nucleus])
-        floor[nucleus] = torch.maximum(floor[nucleus], least)
-    if bool((floor > 0).any()):
-        probabilities.masked_fill_(probabilities < floor[:, None], 0.0)
+    for row, values in enumerate(probabilities):
+        floor = _floor(values, params.top_k[row], params.top_p[row], params.min_p[row])
+        if floor > 0:
+            below = np.nextafter(floor, np.float32(0))
+            F.threshold(values, float(below), 0.0, inplace=True)
     return probabilities
 
 
-def _kth_largest(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The k[i]-th largest of row i: float32 [n].  Rows of like k go together, so that one large k costs only itself."""
-    result = torch.empty(len(values))
-    sizes = [1 << (size - 1).bit_length() for size in k.tolist()]
-    for size in sorted(set(sizes)):
-        rows = torch.tensor([row for row, mine in enumerate(sizes) if mine == size])
-        top = values[rows].topk(min(size, values.shape[1]), dim=-1).values
-        result[rows] = top.gather(1, k[rows, None] - 1).flatten()
-    return result
-
-
-def _nucleus_floor(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest probability inside each row's top-p set: float32 [n]."""
-    head = probabilities.topk(min(NUCLEUS_GUESS, probabilities.shape[1]), dim=-1).values
-    floor, reached = _where_mass_reaches(head, top_p)
-    rest = (~reached).nonzero().flatten()
-    if len(rest):
-        # Values alone suffice, and numpy sorts those several times faster than torch sorts values with indices.
-        ordered = np.sort(probabilities[rest].numpy(), axis=-1)[:, ::-1].copy()
-        whole, reached = _where_mass_reaches(torch.from_numpy(ordered), top_p[rest])
-        # Rounding may leave the sum of everything short of top_p: then nothing is out.
-        floor[rest] = torch.where(reached, whole, 0.0)
+def _floor(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> np.float32:
+    """The smallest probability in float32 `row` [vocab] that passes all filters."""
+    values = row.numpy()
+    floor = np.float32(0)
+    if top_k < len(values):
+        floor = np.float32(row.topk(top_k, sorted=False).values.amin().item())
+    if top_p < 1.0:
+        floor = max(floor, _mass_floor(values if floor == 0 else values[values >= floor], top_p))
+    if min_p > 0.0:
+        floor = max(floor, np.float32(min_p) * values.max())
     return floor
 
 
-def _where_mass_reaches(falling: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The value at which the sum of each row of `falling` reaches top_p, and whether it does."""
-    enough = falling.cumsum(dim=-1, dtype=torch.float64) >= top_p[:, None]
-    first = enough.int().argmax(dim=-1)
-    return falling.gather(1, first[:, None]).flatten(), enough[:, -1]
+def _mass_floor(values: FloatArray, top_p: float) -> np.float32:
+    """The value at which the sum of float32 `values` [n], none negative, in falling order reaches `top_p` of it all."""
+    if len(values) <= SORTED_AT_ONCE:
+        needed = top_p * float(values.sum(dtype=np.float64))
+    else:
+        # The upper half of a positive float's bits orders buckets of like size, 128 to each power of two.
+        buckets = values.view(np.int32) >> 16
+        mass = np.bincount(buckets, weights=values)
+        reached = np.cumsum(mass[::-1])[::-1]
+        needed = top_p * float(reached[0])
+        bucket = int(np.flatnonzero(reached >= needed)[-1])
+        needed -= float(reached[bucket + 1 :][:1].sum())
+        values = values[buckets == bucket]
+    falling = np.sort(values)[::-1]
+    place = np.searchsorted(np.cumsum(falling, dtype=np.float64), needed)
+    # Rounding may leave the running sum a little short at its end.
+    return np.float32(falling[min(int(place), len(falling) - 1)])
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -118,15 +118,14 @@ class Sampler:
         result: Sampled,
     ) -> None:
         """Rows that need more than the largest logit: adjusted first, then greedy or drawn."""
-        work = logits[rows]
-        adjusted = [(i, state) for i, row in enumerate(rows) if (state := states[row].adjustments) is not None]
+        adjusted = {i: state for i, row in enumerate(rows) if (state := states[row].adjustments) is not None}
+        work = _rows(logits, rows)
         if adjusted:
-            indices = [i for i, _ in adjusted]
-            changed = work[indices]
-            adjust(changed, [state for _, state in adjusted], [int(positions[rows[i]]) for i in indices])
-            work[indices] = changed
-            possible = changed.amax(dim=-1).isfinite().tolist()
-            result.errors.update({rows[i]: NOTHING_LEFT for i, ok in zip(indices, possible, strict=True) if not ok})
+            work = work.clone() if work is logits else work
+            adjust(work, adjusted, {i: int(positions[rows[i]]) for i in adjusted})
+            for i in adjusted:
+                if not bool(work[i].amax().isfinite()):
+                    result.errors[rows[i]] = NOTHING_LEFT
         usable = [i for i, row in enumerate(rows) if row not in result.errors]
         best = [i for i in usable if states[rows[i]].is_greedy]
         drawn = [i for i in usable if not states[rows[i]].is_greedy]
@@ -136,18 +135,17 @@ class Sampler:
             at = [rows[i] for i in drawn]
             params = self._draw_params([states[row] for row in at], positions[at])
             result.token_ids[at] = draw(_rows(work, drawn), params).int().numpy()
-        for i, state in adjusted:
+        for i, state in adjusted.items():
             if state.seen is not None and rows[i] not in result.errors:
                 state.seen.add(int(result.token_ids[rows[i]]))
 
     def _draw_params(self, states: list[SlotState], positions: Int32Array) -> DrawParams:
         settings = [state.sampling for state in states]
-        vocab = self._vocab_size
         return DrawParams(
             temperature=torch.tensor([s.temperature for s in settings], dtype=torch.float32),
-            top_k=torch.tensor([min(s.top_k, vocab) if s.top_k > 0 else vocab for s in settings]),
-            top_p=torch.tensor([s.top_p for s in settings], dtype=torch.float64),
-            min_p=torch.tensor([s.min_p for s in settings], dtype=torch.float32),
+            top_k=[s.top_k if s.top_k > 0 else self._vocab_size for s in settings],
+            top_p=[s.top_p for s in settings],
+            min_p=[s.min_p for s in settings],
             uniform=torch.from_numpy(uniforms([state.seed for state in states], positions)),
         )
 
@@ -166,5 +164,5 @@ class Sampler:
 
 
 def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """The given rows; no copy when it is all of them."""
-    return logits if len(rows) == len(logits) else logits[rows]
+    """The given rows, ascending; no copy when it is all of them."""
+    return logits if len(rows) == len(logits) else logits.index_select(0, torch.tensor(rows))
