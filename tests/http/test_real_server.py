@@ -18,15 +18,30 @@ import pytest
 
 from tests.http.bad_requests import bad_requests, complaint, send
 from tests.http.running import events
-from tests.http.serving import Served, serving
+from tests.http.strict_metrics import Scrape, parse
+from tests.system.served import Served, serving, wait_until
 
 CONTEXT_LENGTH = 2048
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Path) -> Iterator[Served]:
-    with serving(tiny_model, "--device", "cpu", "--dtype", "float32", "--max-total-tokens", "16384") as server:
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tiny_model, tmp_path_factory.mktemp("r"), "--device", "cpu", "--dtype", "float32") as server:
         yield server
+
+
+def scrape(served: Served) -> Scrape:
+    return parse(httpx.get(f"{served.url}/metrics", timeout=30).text)
+
+
+def until_idle(served: Served) -> Scrape:
+    """Wait until nothing runs or waits and every page is free or cached; the metrics then."""
+    names = ("num_open_requests", "num_running_reqs", "num_queue_reqs", "pages_in_use")
+    wait_until(lambda: not any(scrape(served).value(f"sapwood_{name}") for name in names))
+    found = scrape(served)
+    free, cached = found.value("sapwood_pages_free"), found.value("sapwood_pages_cached")
+    assert free + cached == found.value("sapwood_pages_total")
+    return found
 
 
 @pytest.fixture
@@ -69,10 +84,10 @@ def test_bad_requests_leave_the_pool_whole_and_the_server_answering(served: Serv
         if wrong:
             found.append(f"{request.label}: {wrong}")
     assert not found, "\n".join(found)
-    served.until_idle()
+    until_idle(served)
     assert complete(http, "The sapwood", max_tokens=5)["usage"]["completion_tokens"] == 5
     assert http.post("/flush_cache").status_code == 200
-    pages = served.until_idle()
+    pages = until_idle(served)
     assert pages.value("sapwood_pages_free") == pages.value("sapwood_pages_total")
 
 
@@ -222,7 +237,7 @@ def test_a_batch_with_one_bad_prompt_leaves_nothing_running(served: Served, http
     assert response.json()["error"]["param"] == "prompt[2]"
     reply = complete(http, ["x", "y"], max_tokens=2)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1]
-    served.until_idle()
+    until_idle(served)
 
 
 def test_clients_that_leave_at_any_moment_leave_nothing_running(served: Served) -> None:
@@ -241,11 +256,11 @@ def test_clients_that_leave_at_any_moment_leave_nothing_running(served: Served) 
         with socket.create_connection((host, int(port))) as sock:
             sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
             time.sleep(chooser.uniform(0, 0.3))
-    served.until_idle()
+    until_idle(served)
 
 
 def test_counters_are_the_sum_of_the_replies(served: Served, http: httpx.Client) -> None:
-    before = served.until_idle()
+    before = until_idle(served)
     replies = [
         complete(http, words(20, 30), max_tokens=7),
         complete(http, words(20, 30), max_tokens=7),
@@ -258,7 +273,7 @@ def test_counters_are_the_sum_of_the_replies(served: Served, http: httpx.Client)
         "meta_info"
     ]
     usages = [reply["usage"] for reply in replies] + [{**meta, "prompt_tokens_details": meta}]
-    after = served.until_idle()
+    after = until_idle(served)
 
     def grown(name: str) -> float:
         return after.value(f"sapwood_{name}") - before.value(f"sapwood_{name}")
@@ -272,29 +287,15 @@ def test_counters_are_the_sum_of_the_replies(served: Served, http: httpx.Client)
 
 def test_no_counter_falls_when_the_scheduler_is_killed(served: Served, http: httpx.Client) -> None:
     complete(http, words(30, 30), max_tokens=5)
-    before = served.until_idle().counters()
-    os.kill(_pid_of(served.process.pid, "sapwood-schedul"), signal.SIGKILL)
+    before = until_idle(served).counters()
+    os.kill(served.workers()["scheduler"], signal.SIGKILL)
     for _ in range(600):
-        now = served.scrape().counters()
+        now = scrape(served).counters()
         assert all(now[key] >= value for key, value in before.items())
         if http.post("/v1/completions", json={"prompt": words(30, 30), "max_tokens": 5}).status_code == 200:
             break
         time.sleep(0.1)
-    now = served.until_idle().counters()
+    now = until_idle(served).counters()
     assert all(now[key] >= value for key, value in before.items())
     name = "sapwood_computed_tokens_total"
     assert sum(v for k, v in now.items() if k[0] == name) > sum(v for k, v in before.items() if k[0] == name)
-
-
-def _pid_of(parent: int, name: str) -> int:
-    """The child of a process that goes by this name."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            comm, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
-            if comm == name and int(rest[1]) == parent:
-                return int(entry.name)
-    raise AssertionError(f"{parent} has no child {name}")
