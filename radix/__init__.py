@@ -1,6 +1,7 @@
 """The prefix cache: page pool, radix tree, eviction.  numpy only."""
 
 from radix.eviction import LFU, LRU, EvictionPolicy, policy_by_name
+from radix.explain import Eviction, EvictionLog
 from radix.pool import PageError, PagePool
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
 from radix.tree import RadixTree
@@ -8,6 +9,8 @@ from radix.tree import RadixTree
 __all__ = [
     "LFU",
     "LRU",
+    "Eviction",
+    "EvictionLog",
     "EvictionPolicy",
     "Insert",
     "Lock",

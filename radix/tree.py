@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radix.audit import check_forest, draw_forest
 from radix.eviction import LRU, EvictionPolicy
+from radix.explain import following
 from radix.forest import Forest
 from radix.node import TOKEN_BYTES, Node
 from radix.pool import PagePool
@@ -72,6 +73,11 @@ class RadixTree:
         if node is root:
             return Match(0, [], None, 0, namespace, None, 0)
         return Match(len(pages) * self._page_size + rows, pages, partial, rows, namespace, node, node.generation)
+
+    def following(self, namespace: str, tokens: bytes, count: int) -> tuple[int, bytes]:
+        """How many leading tokens are known, and up to `count` tokens that the cache has after them."""
+        root = self._forest.roots.get(namespace)
+        return (0, b"") if root is None else following(root, tokens, self._page_size, count)
 
     def lock(self, match: Match) -> Lock:
         """Keep what was matched, its partial page included, until the receipt is given back.

@@ -20,6 +20,7 @@ from scheduler.batch import Row, build_plan
 from scheduler.events import Event, add_prompt_logprobs, token_delta, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
+from scheduler.misses import Misses
 from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
@@ -81,6 +82,8 @@ class Scheduler:
         self.totals = Totals()
         self._requests: dict[str, Request] = {}
         self.policy = policy
+        self._misses = Misses(tree, pool.page_size)
+        self.holdings.on_evict.append(self._misses.evicted)
         self._waiting = WaitingQueue(self.holdings, policy)
         # In order of admission.
         self._running: list[Request] = []
@@ -211,6 +214,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when there is nothing to do, or nothing before the step in flight is committed."""
+        self._misses.now = now
         retractions = self.totals.retractions
         rows = self._continue_running()
         if rows is None:
@@ -257,6 +261,7 @@ class Scheduler:
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's table, retracting others, or itself, when the pool is dry and nothing is in flight."""
+        self._misses.pressure = f"a running request grew to {num_tokens} tokens"
         while not self.holdings.grow(request, num_tokens):
             if self._in_flight:
                 return False
@@ -300,6 +305,7 @@ class Scheduler:
                 break
             if self._waiting.awaits_shared_prefix(request, self._running):
                 continue
+            self._misses.pressure = f"a request of {request.known} tokens was admitted"
             # What runs alone may use the whole pool: its limit was set so that it fits.
             growth = self.holdings.pages_for(self.growth.tokens(request, self.holdings.page_size))
             own_copies = self.holdings.admit(request, reserve + growth if self._running else 0)
@@ -329,6 +335,7 @@ class Scheduler:
         self._opened.append(request.slot_open())
         self.totals.prompt_lookups(request)
         if request.first_cached is None:
+            request.cache_report = self._misses.report(request, self.holdings.caches(request), self.holdings.use_cache)
             # What a retraction makes the server compute again is not the tenant's fault.
             self.policy.charge(request, request.prompt_tokens - request.computed, 0)
             request.first_cached = request.computed

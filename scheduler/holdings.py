@@ -33,7 +33,10 @@ class Holdings:
         self.tree = tree
         self.use_cache = use_cache
         self.evicted_pages = 0
-        self._published: Change = lambda namespace, tokens, start: None
+        # Called when the tree has taken tokens `[start, end)` of a run, and when it is about to lose them.
+        self.on_publish: list[Change] = []
+        self.on_evict: list[Change] = []
+        tree.on_evict = self._on_evict
         self._limbo: deque[tuple[int, list[int]]] = deque()
 
     @property
@@ -54,16 +57,11 @@ class Holdings:
         """Whether the request takes from the cache and gives to it."""
         return self.use_cache and request.message.use_cache
 
-    def listen(self, published: Change, evicted: Change) -> None:
-        """Call `published` when the tree has taken tokens `[start, end)` of a run, `evicted` when it has lost them."""
-        self._published = published
-
-        def on_evict(namespace: str, prefix: bytes, pages: Sequence[int]) -> None:
-            # Only the last page of a run may be partly filled, and it goes first.
-            length = len(prefix) // 4
-            evicted(namespace, prefix, (self.pages_for(length) - len(pages)) * self.page_size)
-
-        self.tree.on_evict = on_evict
+    def _on_evict(self, namespace: str, prefix: bytes, pages: Sequence[int]) -> None:
+        # Only the last page of a run may be partly filled, and it goes first.
+        start = (self.pages_for(len(prefix) // 4) - len(pages)) * self.page_size
+        for listener in self.on_evict:
+            listener(namespace, prefix, start)
 
     def match_length(self, request: Request) -> int:
         """Tokens of the request that are cached now.  A hint only: nothing is locked or touched."""
@@ -142,7 +140,8 @@ class Holdings:
         insert = self.tree.insert(namespace, tokens, pages, request.lock)
         request.lock = insert.lock
         if insert.new_tokens:
-            self._published(namespace, tokens, num_tokens - insert.new_tokens)
+            for listener in self.on_publish:
+                listener(namespace, tokens, num_tokens - insert.new_tokens)
         return insert.pages
 
     def _adopt(self, request: Request, tree_pages: list[int], first: int, in_flight_step: int | None) -> None:

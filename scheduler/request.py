@@ -19,7 +19,7 @@ from enum import Enum
 import numpy as np
 
 from radix import Lock
-from srt.messages import Finish, Generate, StreamOpen, TokenLogprob
+from srt.messages import CacheReport, Finish, Generate, StreamOpen, TokenLogprob
 from srt.plan import Int32Array, SlotOpen
 
 # Prompt ids that travel with a stream as context for tokenizers that decode differently after other tokens.
@@ -98,6 +98,7 @@ class Request:
         "admitted_at",
         "arrival",
         "awaits",
+        "cache_report",
         "cached",
         "computed",
         "copied_from",
@@ -158,6 +159,7 @@ class Request:
         # Reports.
         self.admitted_at: float | None = None
         self.first_cached: int | None = None
+        self.cache_report: CacheReport | None = None
         self.retractions = 0
         # What has not been told to the client yet.
         self.opened = False
@@ -238,6 +240,7 @@ class Request:
             stop=sampling.stop,
             skip_special_tokens=sampling.skip_special_tokens,
             no_stop_trim=sampling.no_stop_trim,
+            cache_report=self.cache_report,
         )
 
 

@@ -32,7 +32,8 @@ class WaitingQueue:
         self._requests: dict[str, Request] = {}
         self._by_tokens: dict[str, SortedKeyList[Request]] = {}
         self._stale: dict[str, Request] = {}
-        holdings.listen(self._published, self._evicted)
+        holdings.on_publish.append(self._published)
+        holdings.on_evict.append(self._evicted)
 
     def __len__(self) -> int:
         return len(self._requests)

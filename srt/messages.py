@@ -168,6 +168,39 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     top_tokens: tuple[bytes, ...] = ()
 
 
+class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the reuse of a prompt's prefix stopped, and why.
+
+    cached_tokens     tokens taken from the cache; the other `computed_tokens` of the prompt were computed
+    reason            all_cached       only the last token was left, which is always computed
+                      first_seen       nothing with this beginning has been cached, as far as is remembered
+                      diverged         the cache goes on with other tokens: `cached_next` instead of `prompt_next`
+                      extended         the cache ends here: the prompt goes on where what is cached ends
+                      evicted          what comes next was cached, and was evicted `evicted_seconds_ago`
+                      other_namespace  another namespace of the same tenant has more of it
+                      bypassed         the request, or the server, does not use the cache
+                      logprobs         prompt logprobs from here on were asked for, so it had to be computed
+    position          the first token that was not reused
+    cached_next, prompt_next   packed ids of a few tokens from there on, on both sides
+    cached_text, prompt_text, before_text   the same as text, and what stands before; filled by the detokenizer
+    """
+
+    cached_tokens: int
+    computed_tokens: int
+    reason: Literal[
+        "all_cached", "first_seen", "diverged", "extended", "evicted", "other_namespace", "bypassed", "logprobs"
+    ]
+    position: int
+    cached_next: bytes = b""
+    prompt_next: bytes = b""
+    before: bytes = b""
+    evicted_seconds_ago: float | None = None
+    detail: str = ""
+    cached_text: str = ""
+    prompt_text: str = ""
+    before_text: str = ""
+
+
 class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the detokenizer must know of a request; rides with its first output.
 
@@ -179,6 +212,7 @@ class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    cache_report: CacheReport | None = None
 
 
 class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -234,6 +268,8 @@ class TextDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     queue_seconds: float = 0.0
+    # With the first delta of a request that was admitted.
+    cache_report: CacheReport | None = None
 
 
 class TextOutput(msgspec.Struct, frozen=True, tag="text_output"):

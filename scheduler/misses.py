@@ -1,0 +1,76 @@
+"""Why the reuse of a prefix stopped where it did: the report that goes with every first output."""
+
+from __future__ import annotations
+
+from radix import Eviction, EvictionLog, RadixTree
+from scheduler.request import Request
+from srt.messages import CacheReport
+
+# Tokens shown on both sides of the place where reuse stopped.
+SHOWN_TOKENS = 8
+# Between the parts of a namespace, see docs/protocol.md: the tenant comes first.
+NAMESPACE_SEPARATOR = "\x1f"
+
+
+class Misses:
+    """Explains matches.  Keeps a bounded log of what was evicted."""
+
+    def __init__(self, tree: RadixTree, page_size: int) -> None:
+        self._tree = tree
+        self._log = EvictionLog(page_size)
+        # The reason for which pages are being evicted, as of the plan that is being made.
+        self.pressure = ""
+        self.now = 0.0
+
+    def evicted(self, namespace: str, tokens: bytes, start: int) -> None:
+        """Tokens `[start, end)` of a run are about to leave."""
+        self._log.add(namespace, tokens, start, Eviction(self.now, self.pressure))
+
+    def report(self, request: Request, caches: bool, server_caches: bool) -> CacheReport:
+        """For a request that has just been admitted."""
+        position = request.computed
+        tokens = request.key
+        prompt_next = tokens[4 * position : 4 * (position + SHOWN_TOKENS)]
+        before = tokens[4 * max(0, position - SHOWN_TOKENS) : 4 * position]
+        cached_next = b""
+        evicted_seconds_ago = None
+        detail = ""
+        if not caches:
+            reason = "bypassed"
+            detail = "the request asked for it" if server_caches else "the radix cache is disabled"
+        elif position >= request.match_limit:
+            reason = "all_cached"
+            if request.match_limit < request.known - 1:
+                reason = "logprobs"
+        else:
+            namespace = request.message.namespace
+            _, cached_next = self._tree.following(namespace, tokens, SHOWN_TOKENS)
+            eviction = self._log.find(namespace, tokens, position)
+            if eviction is not None:
+                reason = "evicted"
+                evicted_seconds_ago = self.now - eviction.at
+                detail = eviction.reason
+            elif self._elsewhere(namespace, tokens) > position:
+                reason = "other_namespace"
+            elif cached_next:
+                reason = "diverged"
+            else:
+                reason = "extended" if position else "first_seen"
+        return CacheReport(
+            cached_tokens=position,
+            computed_tokens=request.known - position,
+            reason=reason,  # type: ignore[arg-type]
+            position=position,
+            cached_next=cached_next,
+            prompt_next=prompt_next,
+            before=before,
+            evicted_seconds_ago=evicted_seconds_ago,
+            detail=detail,
+        )
+
+    def _elsewhere(self, namespace: str, tokens: bytes) -> int:
+        """The longest match in the other namespaces of the same tenant; other tenants' are nobody's business."""
+        tenant = namespace.split(NAMESPACE_SEPARATOR)[0]
+        others = (other for other in self._tree.namespaces() if other != namespace)
+        mine = (other for other in others if other.split(NAMESPACE_SEPARATOR)[0] == tenant)
+        return max((self._tree.following(other, tokens, 0)[0] for other in mine), default=0)
