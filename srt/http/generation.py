@@ -102,8 +102,9 @@ class Batch:
         self._name_of = name_of
         samples = sum(prompted.ask.n for prompted in prompts)
         if samples > MAX_SAMPLES:
+            field = prompts[0].place.partition("[")[0]
             raise bad_request(
-                prompts[0].place, f"{len(prompts)} prompts with n samples each are {samples}; at most {MAX_SAMPLES}."
+                field, f"{field} asks for {len(prompts)} prompts with {samples} samples in all; {MAX_SAMPLES} is most."
             )
         for rid in {prompted.rid for prompted in prompts}:
             if rid in live.answers:

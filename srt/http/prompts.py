@@ -43,12 +43,12 @@ def _text(text: str, place: str) -> TextPrompt:
 def _ids(ids: list[Any], place: str, vocab_size: int) -> IdsPrompt:
     if not ids:
         raise bad_request(place, f"{place} must not be empty, and it is [].", "empty_prompt")
-    for index, token_id in enumerate(ids):
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            where = f"{place}[{index}]"
-            raise bad_request(
-                where,
-                f"{where} must be a token id from 0 to {vocab_size - 1}, not {quoted(token_id)}.",
-                "invalid_token_id",
-            )
+    # Whole-list checks first: a list may have a million entries, and the event loop waits meanwhile.
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
+        index, found = next(
+            (index, item) for index, item in enumerate(ids) if type(item) is not int or not 0 <= item < vocab_size
+        )
+        where = f"{place}[{index}]"
+        message = f"{where} must be a token id from 0 to {vocab_size - 1}, not {quoted(found)}."
+        raise bad_request(where, message, "invalid_token_id")
     return IdsPrompt(pack_ids(ids))

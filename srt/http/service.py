@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,8 @@ from srt.http.errors import ApiError, quoted
 from srt.http.generation import LiveRequests
 
 T = TypeVar("T")
+
+LARGE_BODY_BYTES = 256 * 1024
 
 
 def program_version() -> str:
@@ -51,4 +54,8 @@ class Service:
 
     async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         """The body of a request as a struct.  Raises ApiError."""
-        return decode(await read_body(request, self.front.config.max_body_bytes), decoder)
+        body = await read_body(request, self.front.config.max_body_bytes)
+        if len(body) < LARGE_BODY_BYTES:
+            return decode(body, decoder)
+        # Explaining what is wrong with megabytes takes a second, which other requests shall not wait for.
+        return await asyncio.to_thread(decode, body, decoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -9,6 +10,20 @@ import httpx
 from tests.http.running import Running
 
 KEY = "sk-secret"
+
+
+def test_a_reply_can_be_ended_by_the_id_that_its_stream_tells(server: Running) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        body = {"prompt": ["hang after five", "hang after six"], "stream": True, "max_tokens": 50}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            name = json.loads(next(lines).removeprefix("data: "))["id"]
+            assert client.post("/abort_request", json={"rid": name[:-1]}).json()["aborted"] == 0
+            assert client.post("/abort_request", json={"rid": name}).json()["aborted"] == 2
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert sum('"finish_reason":"abort"' in line for line in rest) == 2
+        assert client.post("/abort_request", json={"rid": name}).json()["aborted"] == 0
 
 
 def test_health_follows_the_front(server: Running) -> None:

@@ -172,6 +172,15 @@ def test_a_client_that_leaves_within_its_body_leaves_nothing_behind(server: Runn
     assert server.front.asks == []
 
 
+def test_a_large_body_is_read_and_refused_like_a_small_one(client: httpx.Client) -> None:
+    assert error(client.post("/v1/completions", json={"prompt": [1] * 1_000_000, "foo": 1}))["param"] == "foo"
+    found = error(client.post("/v1/completions", json={"prompt": [*([1] * 1_000_000), 256]}))
+    assert found["param"] == "prompt[1000000]"
+    many = [{"role": "user", "content": "x"}] * 1000
+    body = {"messages": many, "metadata": {"much": "y" * 1_000_000}, "max_tokens": 3}
+    assert client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"] == 1999
+
+
 def test_an_unknown_path_and_a_wrong_method_have_the_same_shape(client: httpx.Client) -> None:
     assert error(client.get("/nowhere"), 404)["code"] == "route_not_found"
     assert error(client.post("/v1/chat/completions/"), 404)["code"] == "route_not_found"
