@@ -127,7 +127,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     from srt.config import ServerConfig
 
     given = {flag.field: getattr(arguments, flag.field) for flag in SERVE_FLAGS if hasattr(arguments, flag.field)}
-    given.setdefault("api_key", os.environ.get("SAPWOOD_API_KEY"))
+    given.setdefault("api_key", os.environ.get("SAPWOOD_API_KEY") or None)
     return serve(ServerConfig(**given))
 
 

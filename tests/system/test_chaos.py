@@ -152,6 +152,24 @@ def test_sigterm_to_the_whole_group_leaves_nothing_behind(tiny_model: Path, base
         served.assert_nothing_is_left(pids)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--chat-template", "no/such/template"), "no/such/template"),
+        (("--attention-backend", "flashinfer", "--device", "cpu"), "--attention-backend flashinfer"),
+    ],
+)
+def test_a_worker_that_cannot_start_is_told_in_one_line_and_nothing_is_left(
+    tiny_model: Path, base: Path, flags: tuple[str, ...], said: str
+) -> None:
+    code, errors = Served(tiny_model, base, *flags).end()
+    assert code == 1
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("sapwood serve: ")
+    assert said in errors
+    assert os.listdir(base) == []
+
+
 def test_no_reply_is_missing_when_the_queue_overflows(tiny_model: Path, base: Path) -> None:
     async def send_all(served: Served) -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=60.0) as client:
