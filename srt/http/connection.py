@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -40,9 +41,14 @@ class ClientGone(Exception):
     """The client closed the connection before its reply was ready; nobody will read one."""
 
 
+def to_json(content: Any) -> bytes:
+    """JSON of what replies are made of: plain data, and structs within."""
+    return orjson.dumps(content, default=msgspec.to_builtins)
+
+
 def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON reply."""
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
+    return Response(to_json(content), status, headers, "application/json")
 
 
 def error_reply(error: ApiError) -> Response:
@@ -52,7 +58,7 @@ def error_reply(error: ApiError) -> Response:
 
 def event(content: Any) -> bytes:
     """One server-sent event with JSON data."""
-    return b"data: %b\n\n" % msgspec.json.encode(content)
+    return b"data: %b\n\n" % to_json(content)
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -154,9 +160,7 @@ class LingeringReply(Response):
     """
 
     def __init__(self, error: ApiError) -> None:
-        super().__init__(
-            msgspec.json.encode(error.body()), error.status, {"connection": "close"}, media_type="application/json"
-        )
+        super().__init__(to_json(error.body()), error.status, {"connection": "close"}, media_type="application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the reply, then read what is left of the body."""
