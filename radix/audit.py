@@ -95,7 +95,7 @@ def _describe(node: Node) -> str:
     return f"{where} tokens {len(tokens)}: {shown} | {use}"
 
 
-def _runs(pages: list[int]) -> str:
+def _runs(pages: array[int]) -> str:
     """Page ids, with consecutive ones as first-last."""
     parts: list[list[int]] = []
     for page in pages:

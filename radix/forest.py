@@ -6,6 +6,7 @@ it is no root, has no children and no locks.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 from radix.eviction import EvictionPolicy, LeafQueue
@@ -58,7 +59,7 @@ class Forest:
         """The root of a namespace, made when there is none; `lock_path` or `attach` must follow."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(namespace, b"", [], 0, None)
+            root = self.roots[namespace] = Node(namespace, b"", array("q"), 0, None)
         return root
 
     # Locks --------------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class Forest:
 
     # Growth.  The caller has shared the pages. ------------------------------------------------------------------------
 
-    def attach(self, parent: Node, key: bytes, pages: list[int]) -> Node:
+    def attach(self, parent: Node, key: bytes, pages: array[int]) -> Node:
         """A new leaf under `parent`, which is no evictable leaf itself.  It joins `leaves` when its caller says so."""
         leaf = Node(parent.namespace, key, pages, parent.start + len(parent.pages), parent)
         parent.add_child(key[: self.page_bytes], leaf, self.page_bytes)
@@ -103,7 +104,7 @@ class Forest:
         self.version += 1
         return leaf
 
-    def extend(self, leaf: Node, key: bytes, pages: list[int], whole: int) -> None:
+    def extend(self, leaf: Node, key: bytes, pages: array[int], whole: int) -> None:
         """Let a leaf go on with `pages` behind its first `whole` ones; what it has behind them is its tail page.
 
         A tail page that goes makes matches from before stale.

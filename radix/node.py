@@ -19,6 +19,7 @@ A root has no key, no pages and no parent.  A node that has left the tree has no
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -47,7 +48,7 @@ class Node:
         "tick",
     )
 
-    def __init__(self, namespace: str, key: bytes, pages: list[int], start: int, parent: Node | None) -> None:
+    def __init__(self, namespace: str, key: bytes, pages: array[int], start: int, parent: Node | None) -> None:
         self.namespace = namespace
         self.key = key
         self.pages = pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 from radix.node import Node
@@ -19,14 +20,14 @@ class Match(NamedTuple):
     """The longest known prefix, to the token.  A hint until it is locked.
 
     num_tokens    full pages and the rows of the partial page together
-    pages         the pages that match whole, in order; the caller may keep the list
+    pages         the pages that match whole, in order; the caller may keep the array
     partial_page  the page whose first `partial_rows` rows match too (1..page_size-1), to be copied into a page of
                   one's own before anything is written behind them; None when the match ends on a page border
     namespace, node, generation   where it was found, for `lock`; node is None when nothing matched
     """
 
     num_tokens: int
-    pages: list[int]
+    pages: array[int]
     partial_page: int | None
     partial_rows: int
     namespace: str
@@ -56,6 +57,6 @@ class Insert(NamedTuple):
     lock        the receipt for the whole inserted path, when one was handed in
     """
 
-    pages: list[int]
+    pages: array[int]
     new_tokens: int
     lock: Lock | None

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radix.audit import check_forest, draw_forest
@@ -22,7 +23,7 @@ from radix.eviction import LRU, EvictionPolicy
 from radix.explain import following
 from radix.forest import Forest
 from radix.node import TOKEN_BYTES, Node
-from radix.pool import PagePool
+from radix.pool import PagePool, page_run
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
 from radix.walk import Stop, walk
 
@@ -56,7 +57,7 @@ class RadixTree:
         """
         root = self._forest.roots.get(namespace)
         if root is None:
-            return Match(0, [], None, 0, namespace, None, 0)
+            return Match(0, array("q"), None, 0, namespace, None, 0)
         end = limit * TOKEN_BYTES
         stop = walk(root, tokens if len(tokens) <= end else tokens[: max(end, 0)], self._page_size)
         node, inside, whole, rows, pages = stop
@@ -71,7 +72,7 @@ class RadixTree:
         if touch:
             self._touch(used, 1)
         if node is root:
-            return Match(0, [], None, 0, namespace, None, 0)
+            return Match(0, array("q"), None, 0, namespace, None, 0)
         return Match(len(pages) * self._page_size + rows, pages, partial, rows, namespace, node, node.generation)
 
     def following(self, namespace: str, tokens: bytes, count: int) -> tuple[int, bytes]:
@@ -140,8 +141,8 @@ class RadixTree:
         if lock is not None and not (lock.held and lock.node.namespace == namespace):
             raise StaleLock("this lock has been given back already, or is another namespace's")
         if not pages:
-            return Insert([], 0, lock)
-        root = self._forest.roots.get(namespace) or Node(namespace, b"", [], 0, None)
+            return Insert(array("q"), 0, lock)
+        root = self._forest.roots.get(namespace) or Node(namespace, b"", array("q"), 0, None)
         stop = walk(root, tokens, self._page_size)
         known = stop.pages
         have = len(known)
@@ -158,7 +159,7 @@ class RadixTree:
             self._forest.leaves.add(end)
         full = len(tokens) // self._page_bytes
         if have < full:
-            known += pages[have:full]
+            known += page_run(pages[have:full])
         return Insert(known, new_tokens, lock)
 
     def _known_end(self, stop: Stop, exact: bool) -> Node:
@@ -174,7 +175,7 @@ class RadixTree:
         """Take the pages of a run that are new, as a longer leaf or another one.  Returns the leaf."""
         forest = self._forest
         node, inside, whole, rows, known = stop
-        fresh = list(pages[len(known) :])
+        fresh = page_run(pages[len(known) :])
         self._pool.share(fresh)
         rest = tokens[len(known) * self._page_bytes :]
         if inside is not None and whole:

@@ -9,6 +9,7 @@ stops in a node       `inside` agrees for `whole` pages and `rows` tokens more  
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 from radix.node import TOKEN_BYTES, Node, common_tokens
@@ -21,14 +22,14 @@ class Stop(NamedTuple):
     inside: Node | None
     whole: int
     rows: int
-    pages: list[int]
+    pages: array[int]
 
 
 def walk(root: Node, key: bytes, page_size: int) -> Stop:
     """Follow `key` (packed tokens) down from `root`.  Changes nothing."""
     page_bytes = page_size * TOKEN_BYTES
     node = root
-    pages: list[int] = []
+    pages = array("q")
     pos = 0
     while True:
         chunk = key[pos : pos + page_bytes]

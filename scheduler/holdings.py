@@ -133,7 +133,7 @@ class Holdings:
         request.cached = end
         request.copied_from = False
 
-    def _insert(self, request: Request, num_tokens: int) -> list[int]:
+    def _insert(self, request: Request, num_tokens: int) -> Sequence[int]:
         """Give the tree the first tokens, move the lock to them, and return the tree's pages for the full ones."""
         namespace, tokens = request.message.namespace, request.tokens[:num_tokens].tobytes()
         pages = request.table.pages[: self.pages_for(num_tokens)].tolist()
@@ -144,7 +144,7 @@ class Holdings:
                 listener(namespace, tokens, num_tokens - insert.new_tokens)
         return insert.pages
 
-    def _adopt(self, request: Request, tree_pages: list[int], first: int, in_flight_step: int | None) -> None:
+    def _adopt(self, request: Request, tree_pages: Sequence[int], first: int, in_flight_step: int | None) -> None:
         duplicates = []
         for index in range(first, len(tree_pages)):
             page = tree_pages[index]

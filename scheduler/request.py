@@ -14,6 +14,7 @@ Prefill, chunk, prefix hit and coming back after a retraction are all this one r
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
@@ -68,7 +69,7 @@ class PageTable:
         """int32 [num_pages], a view: valid until the table grows."""
         return self._pages[: self.num_pages]
 
-    def extend(self, pages: list[int]) -> None:
+    def extend(self, pages: Sequence[int]) -> None:
         """Append page ids."""
         end = self.num_pages + len(pages)
         if end > len(self._pages):

@@ -94,14 +94,14 @@ def test_a_pair_that_differs_at_token_three_shares_three_tokens() -> None:
     put(pool, tree, run)
     other = [*run[:3], 999, *run[4:]]
     match = tree.match("", packed(other), 64)
-    assert (match.num_tokens, match.pages, match.partial_rows) == (3, [], 3)
+    assert (match.num_tokens, list(match.pages), match.partial_rows) == (3, [], 3)
 
 
 def test_nothing_known_gives_an_empty_match_that_can_be_locked() -> None:
     pool, tree = fresh_tree(10, 4)
     for tokens in ([], [1, 2, 3]):
         match = tree.match("nobody", packed(tokens), 10)
-        assert (match.num_tokens, match.pages, match.partial_page, match.partial_rows) == (0, [], None, 0)
+        assert (match.num_tokens, len(match.pages), match.partial_page, match.partial_rows) == (0, 0, None, 0)
         lock = tree.lock(match)
         tree.check([lock])
         tree.unlock(lock)

@@ -11,8 +11,8 @@ from radix import PageError, PagePool
 
 def test_pages_are_handed_out_in_ascending_runs() -> None:
     pool = PagePool(8, 16)
-    assert pool.alloc(3) == [0, 1, 2]
-    assert pool.alloc(2) == [3, 4]
+    assert list(pool.alloc(3) or ()) == [0, 1, 2]
+    assert list(pool.alloc(2) or ()) == [3, 4]
     assert pool.num_free == 3
 
 
@@ -32,7 +32,7 @@ def test_alloc_beyond_what_is_free_changes_nothing() -> None:
     pool.alloc(3)
     assert pool.alloc(2) is None
     assert pool.num_free == 1
-    assert pool.alloc(0) == []
+    assert len(pool.alloc(0) or ()) == 0
 
 
 def test_a_page_is_free_when_its_last_owner_lets_go() -> None:
@@ -107,7 +107,7 @@ def test_free_pages_and_owned_pages_are_always_all_pages(data: st.DataObject) ->
             enough = count <= pool.num_free
             pages = pool.alloc(count)
             assert (pages is not None) == enough
-            owners.append(pages or [])
+            owners.append(list(pages or ()))
         elif owners:
             index = data.draw(st.integers(0, len(owners) - 1))
             if kind == "share":

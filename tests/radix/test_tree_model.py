@@ -117,7 +117,8 @@ class TreeMachine(RuleBasedStateMachine):
             promised = self.tree.evictable_pages
             freed = self.tree.evict(short)
             assert freed >= min(short, promised)
-        return self.pool.alloc(count)
+        pages = self.pool.alloc(count)
+        return None if pages is None else list(pages)
 
     def write(self, request: Request, begin: int) -> None:
         """Compute the request's tokens from `begin` on."""
