@@ -51,7 +51,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `LanguageModel.project`."""
+        """See `LanguageModel.project`.  With bfloat16 weights the logits are rounded to bfloat16 on their way."""
         return F.linear(hidden, self._weights.lm_head).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

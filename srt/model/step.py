@@ -10,7 +10,7 @@ import torch
 
 from srt.model.interface import ForwardBatch, LanguageModel
 from srt.model.logprobs import join, token_logprobs
-from srt.model.sampler import Sampler
+from srt.model.sampler import NOT_FINITE, Sampler
 from srt.plan import Int32Array, Plan, RowLogprobs, StepResult
 
 # Prompt logprobs are taken in slices whose float32 logits stay below this.
@@ -69,16 +69,17 @@ class StepRunner:
             hidden = self._model.forward_hidden(batch, tokens)
             logits = self._model.project(hidden[: len(sampled_from)])
             prompt_logprobs = self._prompt_logprobs(plan, hidden[len(sampled_from) :], wanted)
+            broken = [row for row, found in prompt_logprobs.items() if not np.isfinite(found.logprobs).all()]
         else:
             logits = self._model.forward(batch, sampled_from)
-            prompt_logprobs = {}
+            prompt_logprobs, broken = {}, []
         result = self._sample(plan, sampling_rows, logits)
         return StepResult(
             step=plan.step,
             token_ids=result.token_ids,
             logprobs=result.logprobs,
-            prompt_logprobs=prompt_logprobs,
-            errors=result.errors,
+            prompt_logprobs={row: found for row, found in prompt_logprobs.items() if row not in broken},
+            errors={**result.errors, **dict.fromkeys(broken, NOT_FINITE)},
             seconds=time.perf_counter() - begin,
         )
 

@@ -97,7 +97,8 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
             model = load_model(config, model_config, kernels)
     except UnsupportedModel as error:
         raise StartError(str(error)) from error
-    return ForwardWorker(model, config.overlap, config.threads)
+    # The kernels have threads of their own; torch's would only be in their way between two steps.
+    return ForwardWorker(model, config.overlap, config.threads if kernels is None else 1)
 
 
 def choose_kernels(attention_backend: str, dtype: str) -> Kernels | None:

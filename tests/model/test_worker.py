@@ -16,6 +16,7 @@ from srt.model import step as step_module
 from srt.model.config import read_model_facts
 from srt.model.interface import ForwardBatch
 from srt.model.llama import TorchModel
+from srt.model.sampler import NOT_FINITE
 from srt.model.worker import ForwardWorker, build_executor
 from srt.plan import Int32Array, StepResult
 from tests.model.families import reference_logits
@@ -144,7 +145,10 @@ class CountingModel:
         return logits
 
     def forward_hidden(self, batch: ForwardBatch, tokens: Int32Array) -> torch.Tensor:
-        return self.model.forward_hidden(batch, tokens)
+        hidden = self.model.forward_hidden(batch, tokens)
+        if self.poisoned_row is not None:
+            hidden[self.poisoned_row] = float("nan")
+        return hidden
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         self.projected.append(len(hidden))
@@ -272,6 +276,16 @@ def test_logits_for_prompt_logprobs_are_made_in_slices(tiny_model: Path, monkeyp
     assert max(model.projected) == 7
     assert sliced[1] == whole[1]
     assert sliced[0] == pytest.approx(whole[0], abs=1e-5)
+
+
+def test_prompt_logprobs_that_are_not_finite_fail_their_own_row(tiny_model: Path) -> None:
+    model = CountingModel(load_torch_model(tiny_model, 64, PAGE_SIZE))
+    model.poisoned_row = 3
+    worker = ForwardWorker(model, overlap=False)
+    requests = [Request(slot, [5, 6, 7, 8], logprobs=0, prompt_logprobs_from=0) for slot in range(2)]
+    result = worker.launch(PlanDriver(PAGE_SIZE).plan([(request, 3) for request in requests])).wait()
+    assert result.errors == {1: NOT_FINITE}
+    assert sorted(result.prompt_logprobs) == [0]
 
 
 # Building
