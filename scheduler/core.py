@@ -21,6 +21,7 @@ from scheduler.events import Event, add_prompt_logprobs, token_delta, token_logp
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
 from scheduler.misses import Misses
+from scheduler.pace import Pace
 from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
@@ -44,13 +45,16 @@ class Limits:
     """What a step and a request may not exceed.  Tokens unless named otherwise.
 
     `max_step_tokens`: all rows of a step; `max_running_requests`: rows of a step and request slots;
-    `context_length`: prompt and output of a request; `max_queued_requests`: waiting, None for no limit.
+    `context_length`: prompt and output of a request; `max_queued_requests`: waiting, all and of one tenant, None for
+    no limit; `queue_timeout`: seconds that a request may wait for its first admission.
     """
 
     context_length: int
     max_step_tokens: int
     max_running_requests: int
     max_queued_requests: int | None = None
+    max_queued_per_tenant: int | None = None
+    queue_timeout: float | None = None
     eos_token_ids: frozenset[int] = frozenset()
 
 
@@ -73,12 +77,14 @@ class Scheduler:
         policy: Policy,
         use_cache: bool = True,
         stream_interval: int = 1,
+        pace: Pace | None = None,
     ) -> None:
         self.limits = limits
         # Output tokens that are sent together; the first goes at once.
         self.stream_interval = stream_interval
         self.holdings = Holdings(pool, tree, use_cache)
         self.growth = GrowthEstimate()
+        self.pace = pace or Pace(None)
         self.totals = Totals()
         self._requests: dict[str, Request] = {}
         self.policy = policy
@@ -186,11 +192,37 @@ class Scheduler:
             what = "context" if limits.context_length == room else "KV pool"
             text = f"the prompt has {prompt_tokens} tokens; the {what} has room for {room - 1} and one more to generate"
             return Rejected(rids, 400, text, "prompt", "context_length_exceeded")
-        queue = self.limits.max_queued_requests
-        if queue is not None and len(self._waiting) >= queue:
-            text = f"{len(self._waiting)} requests are waiting and the queue holds {queue}; try again later"
-            return Rejected(rids, 429, text, None, "queue_full")
+        return self._make_room_in_queue(message)
+
+    def _make_room_in_queue(self, message: Generate) -> Rejected | None:
+        """Refuse the request, or another one of less priority in its stead, when the queue is full."""
+        limits, tenant = self.limits, message.tenant
+        of_tenant = self._waiting.count(tenant)
+        if limits.max_queued_per_tenant is not None and of_tenant >= limits.max_queued_per_tenant:
+            text = f"{of_tenant} requests of this tenant are waiting and {limits.max_queued_per_tenant} may; try later"
+            return Rejected((message.rid,), 429, text, None, "queue_full")
+        if limits.max_queued_requests is None or len(self._waiting) < limits.max_queued_requests:
+            return None
+        text = f"{len(self._waiting)} requests are waiting and the queue holds {limits.max_queued_requests}; try later"
+        victim = self._waiting.least()
+        if victim is None or victim.message.priority >= message.priority:
+            return Rejected((message.rid,), 429, text, None, "queue_full")
+        self._refuse(victim, Rejected((victim.rid,), 429, f"gave way to a more urgent request: {text}", None, "shed"))
         return None
+
+    def _refuse(self, request: Request, rejected: Rejected) -> None:
+        """End a request that has never been admitted; nobody has heard of it yet."""
+        self._end(request, Status.FAILED, None, 0)
+        self._events.append(rejected)
+
+    def _expire(self, now: float) -> None:
+        """Refuse those that have waited too long for their first admission."""
+        timeout = self.limits.queue_timeout
+        if timeout is None:
+            return
+        for request in self._waiting.arrived_before(now - timeout):
+            text = f"no room for {now - request.arrival:.1f} s, and the queue timeout is {timeout:g} s; try later"
+            self._refuse(request, Rejected((request.rid,), 503, text, None, "queue_timeout"))
 
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
@@ -215,6 +247,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when there is nothing to do, or nothing before the step in flight is committed."""
         self._misses.now = now
+        self._expire(now)
         retractions = self.totals.retractions
         rows = self._continue_running()
         if rows is None:
@@ -238,9 +271,10 @@ class Scheduler:
         budget = self.limits.max_step_tokens
         chosen: list[tuple[Request, int]] = []
         wanting = [(request, request.to_plan) for request in self._running]
-        wanting = [pair for pair in wanting if pair[1] == 1] + [pair for pair in wanting if pair[1] > 1]
-        for request, left in wanting:
-            num_tokens = min(left, budget)
+        decoding = [pair for pair in wanting if pair[1] == 1]
+        share = self._prefill_share(len(decoding))
+        for request, left in decoding + [pair for pair in wanting if pair[1] > 1]:
+            num_tokens = min(left, budget) if left == 1 else min(left, budget, share)
             if num_tokens == 0:
                 break
             # Whoever was retracted to make room for one before it is not there any more.
@@ -251,8 +285,12 @@ class Scheduler:
                     return None
                 continue
             budget -= num_tokens
+            share -= num_tokens if left > 1 else 0
             chosen.append((request, num_tokens))
         return [self._row(request, count) for request, count in chosen if request.slot is not None]
+
+    def _prefill_share(self, decode_rows: int) -> int:
+        return self.pace.prefill_tokens(decode_rows, self.limits.max_step_tokens, self.holdings.page_size)
 
     def _row(self, request: Request, num_tokens: int) -> Row:
         end = request.planned + num_tokens
@@ -296,7 +334,10 @@ class Scheduler:
     def _admit_waiting(self, rows: list[Row], now: float) -> list[Copy]:
         """Admit in the policy's order while budgets last; appends the first rows of those admitted."""
         copies: list[Copy] = []
-        budget = self.limits.max_step_tokens - sum(row.end - row.start for row in rows)
+        used = sum(row.end - row.start for row in rows)
+        decode_rows = sum(row.end - row.start == 1 for row in rows)
+        share = self._prefill_share(decode_rows) - (used - decode_rows)
+        budget = min(self.limits.max_step_tokens - used, share)
         if not self._waiting or budget <= 0 or not self._free_slots:
             return copies
         reserve = sum(self._still_needed(r) for r in self._running)
@@ -347,6 +388,9 @@ class Scheduler:
         """Take in what the oldest step in flight brought."""
         flight = self._take_flight(result.step)
         self.totals.step(result.seconds, len(flight.rows))
+        decode_rows = sum(row.end - row.start == 1 for row in flight.rows)
+        prefill_tokens = sum(row.end - row.start for row in flight.rows) - decode_rows
+        self.pace.observe(result.seconds, decode_rows, prefill_tokens)
         last = self._in_flight[-1].step if self._in_flight else None
         for index, row in enumerate(flight.rows):
             request = row.request

@@ -13,6 +13,7 @@ import zmq
 
 from radix import PagePool, RadixTree
 from scheduler.core import Limits, Scheduler
+from scheduler.pace import Pace
 from scheduler.policy import POLICIES
 from srt.child import Phases, StartError, configure_logging
 from srt.config import SchedulerConfig, inbox_path, read_scheduler_config
@@ -47,6 +48,8 @@ def build_core(config: SchedulerConfig) -> Scheduler:
         max_step_tokens=config.max_step_tokens,
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,
+        max_queued_per_tenant=config.max_queued_per_tenant,
+        queue_timeout=config.queue_timeout,
         eos_token_ids=frozenset(config.model.eos_token_ids),
     )
     return Scheduler(
@@ -56,6 +59,7 @@ def build_core(config: SchedulerConfig) -> Scheduler:
         POLICIES[config.schedule_policy](),
         use_cache=not config.disable_radix_cache,
         stream_interval=config.stream_interval,
+        pace=Pace(None if config.tpot_target_ms is None else config.tpot_target_ms / 1000),
     )
 
 

@@ -9,6 +9,7 @@ Everything here is kept up to date as things change, so that a plan costs nothin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from sortedcontainers import SortedKeyList
@@ -32,6 +33,10 @@ class WaitingQueue:
         self._requests: dict[str, Request] = {}
         self._by_tokens: dict[str, SortedKeyList[Request]] = {}
         self._stale: dict[str, Request] = {}
+        self._of_tenant: Counter[str] = Counter()
+        # Who gives way first when the queue is full: the least urgent, and of those the newest.  Retracted requests
+        # have been admitted, and stay.
+        self._sheddable: SortedKeyList[Request] = SortedKeyList(key=lambda r: (r.message.priority, -r.order))
         holdings.on_publish.append(self._published)
         holdings.on_evict.append(self._evicted)
 
@@ -56,18 +61,45 @@ class WaitingQueue:
                 self._by_tokens[namespace] = SortedKeyList(key=lambda waiting: waiting.key)
             self._by_tokens[namespace].add(request)
         self._requests[request.rid] = request
+        self._of_tenant[request.message.tenant] += 1
+        if not request.retractions:
+            self._sheddable.add(request)
         self._policy.add(request)
 
     def remove(self, request: Request) -> None:
         """Raises KeyError when the request does not wait."""
         del self._requests[request.rid]
         self._policy.remove(request)
+        self._of_tenant[request.message.tenant] -= 1
+        if not self._of_tenant[request.message.tenant]:
+            del self._of_tenant[request.message.tenant]
+        if not request.retractions:
+            self._sheddable.remove(request)
         self._stale.pop(request.rid, None)
         neighbours = self._by_tokens.get(request.message.namespace)
         if neighbours is not None and request in neighbours:
             neighbours.remove(request)
             if not neighbours:
                 del self._by_tokens[request.message.namespace]
+
+    def count(self, tenant: str) -> int:
+        """Waiting requests of a tenant."""
+        return self._of_tenant[tenant]
+
+    def least(self) -> Request | None:
+        """Who gives way when the queue is full; None when nobody may."""
+        return self._sheddable[0] if self._sheddable else None
+
+    def arrived_before(self, moment: float) -> list[Request]:
+        """Requests that have waited since before `moment` for their first admission."""
+        late = []
+        for request in self._requests.values():
+            if request.retractions:
+                continue
+            if request.arrival >= moment:
+                break
+            late.append(request)
+        return late
 
     def oldest_wait(self, now: float) -> float:
         """Seconds since the arrival of whoever has waited longest."""
@@ -126,6 +158,8 @@ class WaitingQueue:
         self.refresh()
         assert sum(map(len, self._by_tokens.values())) in (0, sum(map(self._holdings.caches, self)))
         self._policy.check()
+        assert self._of_tenant == Counter(request.message.tenant for request in self), "waiting requests by tenant"
+        assert len(self._sheddable) == sum(not request.retractions for request in self), "who may give way"
         for request in self:
             if self._policy.uses_matches and self._holdings.caches(request):
                 actual = self._holdings.match_length(request)

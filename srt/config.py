@@ -40,10 +40,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     mem_fraction_static: float = 0.5
     disable_radix_cache: bool = False
     # Scheduling
-    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    schedule_policy: Literal["lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"] = "lpm"
     chunked_prefill_size: int | None = None
     max_running_requests: int = 64
     max_queued_requests: int | None = None
+    max_queued_per_tenant: int | None = None
+    queue_timeout: float | None = None
+    tpot_target_ms: float | None = None
     disable_overlap_schedule: bool = False
     random_seed: int | None = None
     # Life
@@ -100,6 +103,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     max_queued_requests: int | None
     overlap: bool
+    max_queued_per_tenant: int | None = None
+    # Seconds that a request may wait for its first admission.
+    queue_timeout: float | None = None
+    # Milliseconds between two tokens of a stream that prefill chunks must leave room for.
+    tpot_target_ms: float | None = None
     stream_interval: int = 1
     log_level: str = "info"
 

@@ -79,6 +79,9 @@ class Resolved:
                 max_step_tokens=self.max_step_tokens,
                 max_running_requests=config.max_running_requests,
                 max_queued_requests=config.max_queued_requests,
+                max_queued_per_tenant=config.max_queued_per_tenant,
+                queue_timeout=config.queue_timeout,
+                tpot_target_ms=config.tpot_target_ms,
                 overlap=not config.disable_overlap_schedule,
                 stream_interval=config.stream_interval,
                 log_level=config.log_level,
@@ -170,6 +173,10 @@ def check_config(config: ServerConfig) -> None:
     _between("--max-total-tokens", config.max_total_tokens, 2, MAX_POOL_TOKENS)
     _between("--max-running-requests", config.max_running_requests, 1, 65536)
     _between("--max-queued-requests", config.max_queued_requests, 1, None)
+    _between("--max-queued-per-tenant", config.max_queued_per_tenant, 1, None)
+    for flag, value in (("--queue-timeout", config.queue_timeout), ("--tpot-target-ms", config.tpot_target_ms)):
+        if value is not None and not (math.isfinite(value) and value > 0.0):
+            raise StartError(f"{flag} {value:g}: must be above 0")
     _between("--max-body-bytes", config.max_body_bytes, 1, None)
     _between("--random-seed", config.random_seed, 0, 2**63 - 1)
     if config.chunked_prefill_size != -1:

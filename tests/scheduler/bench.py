@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from typing import Any
 
 from radix import PagePool, RadixTree
 from scheduler.core import Limits, Scheduler
@@ -29,11 +30,12 @@ class Bench:
         use_cache: bool = True,
         eos: frozenset[int] = frozenset(),
         max_queued: int | None = None,
+        **limits: Any,
     ) -> None:
         self.pool = PagePool(pages, page_size)
         self.tree = RadixTree(self.pool)
-        limits = Limits(context, step_tokens, rows, max_queued, eos)
-        self.core = Scheduler(limits, self.pool, self.tree, POLICIES[policy](), use_cache)
+        bounds = Limits(context, step_tokens, rows, max_queued, eos_token_ids=eos, **limits)
+        self.core = Scheduler(bounds, self.pool, self.tree, POLICIES[policy](), use_cache)
         self.oracle = Oracle(pages, page_size, step_tokens, rows)
         self.overlap = overlap
         self.now = 0.0

@@ -56,6 +56,7 @@ class Oracle:
     max_rows: int
     plans: list[Plan] = field(default_factory=list)
     fail_rows: Callable[[Plan], dict[int, str]] = lambda plan: {}
+    seconds: Callable[[Plan], float] = lambda plan: 0.001
 
     def __post_init__(self) -> None:
         self.memory = np.full(self.num_pages * self.page_size, -1, dtype=np.int64)
@@ -102,7 +103,7 @@ class Oracle:
             if plan.prompt_logprobs[row] >= 0:
                 prompt_logprobs[row] = self._prompt_logprobs(plan, row, past)
         errors = self.fail_rows(plan)
-        return Done(StepResult(plan.step, sampled, logprobs, prompt_logprobs, errors, seconds=0.001))
+        return Done(StepResult(plan.step, sampled, logprobs, prompt_logprobs, errors, self.seconds(plan)))
 
     def _past(self, plan: Plan, row: int) -> list[int]:
         pages = plan.kv_indices[plan.kv_indptr[row] : plan.kv_indptr[row + 1]]

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.request import IllegalTransition, Request, Status
 from srt.messages import CacheReport, unpack_ids
+from srt.plan import Plan
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate, message
 
@@ -519,3 +520,90 @@ def test_reports_tell_no_tenant_of_another() -> None:
     bench.run()
     assert report_of(bench, "b").reason == "first_seen"
     assert report_of(bench, "b").cached_next == b""
+
+
+def test_a_full_queue_lets_the_least_urgent_and_newest_give_way() -> None:
+    bench = Bench(rows=1, max_queued=2)
+    bench.send("running", prompt_of(5), 3)
+    bench.step()
+    bench.send("old", prompt_of(5, 200), 2)
+    bench.send("new", prompt_of(5, 300), 2)
+    bench.send("urgent", prompt_of(5, 400), 2, priority=1)
+    assert bench.rejected["new"].code == "shed"
+    bench.send("as old", prompt_of(5, 500), 2)
+    assert bench.rejected["as old"].code == "queue_full"
+    bench.run()
+    assert list(bench.streams) == ["running", "urgent", "old"]
+    bench.assert_whole()
+
+
+def test_a_tenant_may_fill_only_its_share_of_the_queue() -> None:
+    bench = Bench(rows=1, max_queued_per_tenant=2)
+    for index in range(4):
+        bench.send(f"a{index}", prompt_of(5), 2, tenant="a")
+    bench.send("b", prompt_of(5), 2, tenant="b")
+    bench.run()
+    assert sorted(bench.rejected) == ["a2", "a3"]
+    assert "2 may" in bench.rejected["a2"].message
+    bench.send("a4", prompt_of(5), 2, tenant="a")
+    bench.run()
+    assert bench.streams["a4"].reason == "length"
+
+
+def test_who_waits_beyond_the_queue_timeout_is_refused_but_not_who_was_admitted_once() -> None:
+    bench = Bench(rows=1, queue_timeout=5.0)
+    bench.send("running", prompt_of(5), 50)
+    bench.step()
+    bench.send("waits", prompt_of(5, 200), 2)
+    bench.step()
+    bench.now += 4
+    bench.send("later", prompt_of(5, 300), 2)
+    bench.now += 2
+    bench.step()
+    assert bench.rejected["waits"].status == 503
+    assert "queue timeout is 5 s" in bench.rejected["waits"].message
+    bench.run()
+    assert bench.streams["later"].reason == "length"
+    bench.assert_whole()
+
+
+def test_prefill_leaves_room_for_the_pace_of_running_streams() -> None:
+    bench = Bench(pages=400, page_size=4, step_tokens=128, context=900)
+    bench.core.pace.target_seconds = 0.010
+
+    def seconds(plan: Plan) -> float:
+        return 0.004 + 0.0001 * plan.num_tokens
+
+    bench.oracle.seconds = seconds
+    bench.send("stream", prompt_of(8), 300)
+    bench.send("warm-up", prompt_of(100, 500), 20)
+    for _ in range(20):
+        bench.step()
+    before = len(bench.oracle.plans)
+    bench.send("long", prompt_of(600, 2000), 2)
+    bench.run()
+    mixed = [plan for plan in bench.oracle.plans[before:] if plan.num_tokens > plan.num_rows]
+    assert max(seconds(plan) for plan in mixed) < 0.0115
+    assert 10 <= len(mixed) <= 20, "the target is used up, not undercut"
+
+
+def test_without_a_stream_to_protect_prefill_takes_the_whole_step() -> None:
+    bench = Bench(pages=400, page_size=4, step_tokens=128, context=900)
+    bench.core.pace.target_seconds = 0.001
+    bench.send("warm-up", prompt_of(10, 500), 20)
+    bench.run()
+    bench.send("long", prompt_of(600, 2000), 2)
+    before = len(bench.oracle.plans)
+    bench.run()
+    assert [plan.num_tokens for plan in bench.oracle.plans[before:]][:4] == [128] * 4
+
+
+def test_a_pace_that_cannot_be_held_still_lets_prompts_advance() -> None:
+    bench = Bench(pages=400, page_size=4, step_tokens=128, context=900)
+    bench.core.pace.target_seconds = 0.0001
+    bench.send("stream", prompt_of(8), 200)
+    for _ in range(12):
+        bench.step()
+    bench.send("long", prompt_of(300, 2000), 2)
+    bench.run()
+    assert bench.streams["long"].reason == "length"
