@@ -61,7 +61,15 @@ def chat_prompt(messages: Sequence[ChatMessage], template_kwargs: dict[str, Any]
     if not messages:
         raise bad_request("messages", "messages must have at least one message, and it is [].")
     plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    return ChatPrompt(msgspec.json.encode(plain), msgspec.json.encode(template_kwargs or {}))
+    return ChatPrompt(_json(plain, "messages"), _json(template_kwargs or {}, "chat_template_kwargs"))
+
+
+def _json(value: Any, name: str) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:
+        # How deep is too deep depends on how deep the caller is: what could be read need not be writable.
+        raise bad_request(name, f"{name} is nested too deeply.") from None
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:

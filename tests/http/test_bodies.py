@@ -233,3 +233,19 @@ def test_a_quoted_value_is_short_and_on_one_line() -> None:
         assert text.encode()
     assert quoted("é") == '"é"'
     assert json.loads(quoted(["a", 1, None])) == ["a", 1, None]
+
+
+@pytest.mark.parametrize("padding", [0, 300_000])
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "messages", "metadata", "tools", "response_format"])
+def test_no_depth_of_nesting_is_a_fault_of_the_server(client: httpx.Client, field: str, padding: int) -> None:
+    template = {
+        "messages": '{{"messages":[{{"role":"user","content":[{{"type":"text","text":"x","more":{}}}]}}]}}',
+        "tools": '{{"messages":[{{"role":"user","content":"x"}}],"max_tokens":1,"tools":[{}]}}',
+    }.get(field, '{{"messages":[{{"role":"user","content":"x"}}],"max_tokens":1,"' + field + '":{{"a":{}}}}}')
+    seen = set()
+    for depth in [1, 100, *range(930 if padding else 900, 1010), 5000, 50_000]:
+        body = template.format("[" * depth + "]" * depth) + " " * padding
+        response = client.post("/v1/chat/completions", content=body, headers=JSON)
+        assert response.status_code in (200, 400), (depth, response.text)
+        seen.add(response.status_code)
+    assert 400 in seen
