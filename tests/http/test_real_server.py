@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,28 @@ def test_no_counter_falls_when_the_scheduler_is_killed(served: Served, http: htt
     assert all(now[key] >= value for key, value in before.items())
     name = "sapwood_computed_tokens_total"
     assert sum(v for k, v in now.items() if k[0] == name) > sum(v for k, v in before.items() if k[0] == name)
+
+
+def test_every_client_of_a_full_queue_gets_an_answer(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    flags = ("--max-queued-requests", "4", "--max-running-requests", "2", "--tokenizer-workers", "2")
+    with serving(tiny_model, tmp_path_factory.mktemp("r"), *flags) as server, ThreadPoolExecutor(50) as pool:
+
+        def ask(number: int) -> httpx.Response:
+            body = {"prompt": words(number, 20), "max_tokens": 40, "ignore_eos": True, "stream": number % 2 == 0}
+            return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+
+        responses = list(pool.map(ask, range(50)))
+        statuses = [response.status_code for response in responses]
+        assert set(statuses) <= {200, 429}
+        assert statuses.count(200) >= 6
+        for response in responses:
+            if response.status_code == 429:
+                assert response.json()["error"]["code"] == "queue_full"
+                assert int(response.headers["retry-after"]) >= 1
+        found = until_idle(server)
+        assert found.value("sapwood_num_requests_total", finish_reason="length") == statuses.count(200)
+        assert found.value("sapwood_num_requests_total", finish_reason="refused") == statuses.count(429)
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as ai:
+            assert ai.completions.create(model=ai.models.list().data[0].id, prompt="x", max_tokens=1).choices
