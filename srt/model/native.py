@@ -37,6 +37,8 @@ HEAD = len(MATRICES)
 VECTORS = ("input_layernorm.weight", "post_attention_layernorm.weight", "", "q_norm.weight", "k_norm.weight")
 FINAL_NORM = 2
 FIRST_BIAS = len(VECTORS)
+# In the order of enum Phase in kernels/model.h.
+PHASES = ("prepare", "norm", "qkv", "attention", "output", "gate_up", "down", "head")
 
 
 class NativeUnavailable(Exception):
@@ -83,14 +85,15 @@ def load_kernels(dtype: str = "bfloat16", variants: tuple[Variant, ...] | None =
     reason = "no variant fits this CPU"
     for variant in host_variants() if variants is None else variants:
         try:
-            return Kernels(_bind(ctypes.CDLL(str(build_library(variant, dtype)))), variant, dtype)
+            return Kernels(bind(ctypes.CDLL(str(build_library(variant, dtype)))), variant, dtype)
         except (BuildFailed, OSError) as error:
             reason = str(error)
             log.warning("no native kernels for %s: %s", variant.name, reason)
     raise NativeUnavailable(reason)
 
 
-def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of the library's functions; returns it."""
     number, pointer = ctypes.c_int32, ctypes.c_void_p
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "sapwood_create": (pointer, (ctypes.POINTER(Spec),)),
@@ -100,6 +103,8 @@ def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
         "sapwood_set_embedding": (None, (pointer, pointer)),
         "sapwood_forward": (number, (pointer, ctypes.POINTER(StepArrays))),
         "sapwood_project": (number, (pointer, pointer, number, pointer)),
+        "sapwood_take_seconds": (None, (pointer, ctypes.POINTER(ctypes.c_double))),
+        "sapwood_peaks": (None, (pointer, ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_double))),
         "sapwood_copy_rows": (None, (pointer, number, number, number, number, pointer, number)),
     }
     for name, (result, arguments) in signatures.items():
@@ -275,6 +280,20 @@ class NativeModel:
         if code:
             raise MemoryError("not enough memory for the logits' step")
         return logits
+
+    def take_seconds(self) -> dict[str, float]:
+        """Wall seconds spent in each phase of the steps since the last call."""
+        seconds = (ctypes.c_double * len(PHASES))()
+        with self._lock:
+            self.kernels.library.sapwood_take_seconds(self._handle, seconds)
+        return dict(zip(PHASES, seconds, strict=True))
+
+    def measure_peaks(self) -> tuple[float, float]:
+        """What this machine does at best on the model's threads: (operations per second, bytes read per second)."""
+        operations, read = ctypes.c_double(), ctypes.c_double()
+        with self._lock:
+            self.kernels.library.sapwood_peaks(self._handle, ctypes.byref(operations), ctypes.byref(read))
+        return operations.value, read.value
 
     def _run(self, batch: ForwardBatch, wanted: Int32Array, out: torch.Tensor, *, want_logits: bool) -> None:
         check_batch(batch, vocab_size=self.config.vocab_size, num_pages=self.kv.num_pages, page_size=self.kv.page_size)

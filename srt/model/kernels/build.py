@@ -28,7 +28,7 @@ SOURCE_FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 # What is fused into one rounding is written so in the sources: see simd.h.
 COMMON_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-w")
-SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+SANITIZE_FLAGS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 COMPILE_SECONDS = 300
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
 

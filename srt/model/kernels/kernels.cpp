@@ -48,6 +48,12 @@ int32_t sapwood_project(void *model, const void *hidden, int32_t rows, float *ou
     }
 }
 
+void sapwood_take_seconds(void *model, double *seconds) { static_cast<Model *>(model)->take_seconds(seconds); }
+
+void sapwood_peaks(void *model, double *operations, double *bytes) {
+    static_cast<Model *>(model)->peaks(operations, bytes);
+}
+
 // Copies the first rows of pages: `copies` is [count][3] of source page, destination page, rows.
 void sapwood_copy_rows(void *kv, int32_t page_size, int32_t layers, int32_t kv_heads, int32_t head_dim,
                        const int32_t *copies, int32_t count) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "attention.h"
+#include "measure.h"
 #include "threads.h"
 
 namespace sapwood {
@@ -28,6 +29,9 @@ enum Vector : int32_t {
     ATTENTION_NORM = 0, MLP_NORM = 1, FINAL_NORM = 2, Q_NORM = 3, K_NORM = 4,
     Q_BIAS = 5, K_BIAS = 6, V_BIAS = 7, O_BIAS = 8, GATE_BIAS = 9, UP_BIAS = 10, DOWN_BIAS = 11
 };
+
+// The parts of a step whose time is kept.
+enum Phase { PREPARE, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN_PHASE, HEAD_PHASE, PHASES };
 
 // Memory in huge pages where the system gives them, zero at first, aligned to a page.
 class Memory {
@@ -144,31 +148,46 @@ class ModelOf {
     }
 
     void forward(const StepArrays &step) {
-        prepare(step);
-        embed(step);
+        timed(PREPARE, [&] {
+            prepare(step);
+            embed(step);
+        });
         for (int layer = 0; layer < s_.layers; ++layer) {
-            norm(x_, layers_[layer].attention_norm, step.tokens);
-            project_qkv(step, layer);
+            const Layer &at = layers_[layer];
+            timed(NORM, [&] { norm(x_, at.attention_norm, step.tokens); });
+            timed(QKV, [&] { project_qkv(step, layer); });
             const bool last = layer + 1 == s_.layers;
             if (last && step.wanted_count == 0) return;
-            attend(layer);
+            timed(ATTENTION, [&] { attend(layer); });
             int rows = step.tokens;
             if (last) {
                 keep_only(step);
                 rows = step.wanted_count;
             }
-            add_product(attended_, stride(s_.heads * dim_), layers_[layer].o, layers_[layer].o_bias, rows);
-            norm(x_, layers_[layer].mlp_norm, rows);
-            gate_up(layers_[layer], rows);
-            add_product(middle_, stride(mid_), layers_[layer].down, layers_[layer].down_bias, rows);
+            timed(OUTPUT, [&] { add_product(attended_, stride(s_.heads * dim_), at.o, at.o_bias, rows); });
+            timed(NORM, [&] { norm(x_, at.mlp_norm, rows); });
+            timed(GATE_UP, [&] { gate_up(at, rows); });
+            timed(DOWN_PHASE, [&] { add_product(middle_, stride(mid_), at.down, at.down_bias, rows); });
         }
-        norm(x_, final_norm_, step.wanted_count);
+        timed(NORM, [&] { norm(x_, final_norm_, step.wanted_count); });
         if (step.want_logits)
-            head(normed_, step.wanted_count, static_cast<float *>(step.out));
+            timed(HEAD_PHASE, [&] { head(normed_, step.wanted_count, static_cast<float *>(step.out)); });
         else
             for (int i = 0; i < step.wanted_count; ++i)
                 std::memcpy(static_cast<elem *>(step.out) + size_t(i) * s_.hidden, normed_ + i * stride(hidden_),
                             s_.hidden * sizeof(elem));
+    }
+
+    // Copies the seconds spent in each phase since the last call to `seconds` [PHASES].
+    void take_seconds(double *seconds) {
+        std::copy(seconds_, seconds_ + PHASES, seconds);
+        std::fill(seconds_, seconds_ + PHASES, 0.0);
+    }
+
+    // What the machine does at best: operations per second, and bytes per second read from the packed weights.
+    void peaks(double *operations, double *bytes) {
+        *operations = peak_operations<T>(pool_, 2000000);
+        *bytes = read_bandwidth(pool_, weights_.template need<uint32_t>(0), weight_words_);
     }
 
     void project(const elem *hidden, int rows, float *out) {
@@ -187,6 +206,13 @@ class ModelOf {
         std::vector<float> product;
         std::vector<elem> head;
     };
+
+    template <class F>
+    void timed(Phase phase, const F &f) {
+        const double begin = now();
+        f();
+        seconds_[phase] += now() - begin;
+    }
 
     static int below(int c, int n) { return c < n ? c : -1; }
     int all_heads() const { return s_.heads + 2 * s_.kv_heads; }
@@ -220,7 +246,8 @@ class ModelOf {
         all.push_back(&head_);
         size_t size = 0;
         for (const Matrix *m : all) size += m->size();
-        uint32_t *at = weights_.need<uint32_t>(size);
+        weight_words_ = size;
+        uint32_t *at = weights_.template need<uint32_t>(size);
         for (Matrix *m : all) {
             m->words = at;
             at += m->size();
@@ -466,6 +493,8 @@ class ModelOf {
     std::vector<float> final_norm_;
     Matrix head_;
     Memory weights_, memory_[9];
+    size_t weight_words_ = 0;
+    double seconds_[PHASES] = {};
     std::map<int, AttentionPlan> plans_;
     const elem *embedding_ = nullptr;
     float *x_ = nullptr, *cosines_ = nullptr, *kept_x_ = nullptr, *partials_ = nullptr;

@@ -1,0 +1,55 @@
+"""The kernels under the address and undefined-behaviour sanitizers: no read or write strays, nothing is undefined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from srt.model.kernels.build import build_library, find_compiler, host_variants
+from srt.model.native import native_available
+from tests.model.families import save_family
+
+DTYPES = ("float32", "bfloat16")
+RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
+
+
+def preload(compiler: str) -> str:
+    """The sanitizers' runtimes as the compiler names them; they must be in the process before Python's own memory."""
+    found = [
+        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        for name in RUNTIMES
+    ]
+    return " ".join(path.strip() for path in found)
+
+
+def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
+    compiler = find_compiler()
+    if compiler is None:
+        assert not native_available()
+        return
+    for case in ("qwen3", "mistral-window"):
+        save_family(case, tmp_path / case)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OMP_NUM_THREADS": "1",
+        "LD_PRELOAD": preload(compiler),
+        # Python itself leaves memory to the end of the process.
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+
+    # Compiled before, since the compiler would run with the sanitizers in it too.
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda dtype: build_library(host_variants()[0], dtype, sanitize=True), DTYPES))
+
+    def run(dtype: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tests.model.sanitized_run", str(tmp_path), dtype]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(run, DTYPES):
+            assert done.returncode == 0, done.stderr[-4000:]
+            assert done.stdout.strip() == "clean"
