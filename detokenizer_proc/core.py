@@ -6,9 +6,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from detokenizer_proc.reports import Texts
 from detokenizer_proc.stream import Stream
 from detokenizer_proc.vocabulary import Vocabulary
-from srt.messages import Finish, StepOutput, StopFound, TextDelta, TextOutput, TokenDelta
+from srt.messages import CacheReport, CacheTree, Finish, StepOutput, StopFound, TextDelta, TextOutput, TokenDelta
 
 log = logging.getLogger("sapwood.detokenizer")
 
@@ -33,6 +36,7 @@ class DetokenizerCore:
     ) -> None:
         self._vocabulary = vocabulary
         self._decode = decode
+        self._texts = Texts(vocabulary, decode)
         self._max_streams = max_streams
         self._max_remembered_ends = max_remembered_ends
         # Least recently active first.
@@ -64,6 +68,14 @@ class DetokenizerCore:
             self._take(delta, texts, stops)
         return TextOutput(tuple(texts)), stops
 
+    def tree(self, tree: CacheTree) -> CacheTree:
+        """The tree that the scheduler tells of, with text."""
+        try:
+            return self._texts.tree(tree)
+        except Exception:
+            log.exception("the text of cached tokens could not be told")
+            return tree
+
     def _take(self, delta: TokenDelta, texts: list[TextDelta], stops: list[StopFound]) -> None:
         if delta.rid in self._ended:
             if delta.finish is not None:
@@ -80,6 +92,8 @@ class DetokenizerCore:
             log.exception("request %s: its output could not be decoded", delta.rid)
             shown = TextDelta(delta.rid, finish=Finish("error", message="the output could not be decoded", status=500))
             stopped_by = 0
+        if delta.open is not None and delta.open.cache_report is not None:
+            shown = msgspec.structs.replace(shown, cache_report=self._report(delta.open.cache_report))
         texts.append(shown)
         if shown.finish is not None:
             self._streams.pop(delta.rid, None)
@@ -87,6 +101,14 @@ class DetokenizerCore:
             if delta.finish is None:
                 self._remember_end(delta.rid)
             stops.append(StopFound(delta.rid, stopped_by))
+
+    def _report(self, report: CacheReport) -> CacheReport:
+        try:
+            return self._texts.report(report)
+        except Exception:
+            # A report is good to have, the output is what was asked for.
+            log.exception("the text of a cache report could not be told")
+            return report
 
     def _stream_of(self, delta: TokenDelta, texts: list[TextDelta]) -> Stream | None:
         stream = self._streams.get(delta.rid)

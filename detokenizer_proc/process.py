@@ -13,7 +13,7 @@ from detokenizer_proc.vocabulary import vocabulary_of
 from srt.child import Phases, StartError, configure_logging
 from srt.config import inbox_path, read_detokenizer_config
 from srt.ipc import Inbox, Outbox
-from srt.messages import DetokenizerInbox, Shutdown
+from srt.messages import CacheTree, DetokenizerInbox, Shutdown
 from srt.tokenizer_file import parse_tokenizer_file, read_tokenizer_file
 
 # How long to wait for new messages while a peer is too slow to take what was sent.
@@ -65,6 +65,9 @@ def _loop(core: DetokenizerCore, inbox: Inbox[DetokenizerInbox], front: Outbox, 
         for message in inbox.drain():
             if isinstance(message, Shutdown):
                 return
+            if isinstance(message, CacheTree):
+                front.send(core.tree(message))
+                continue
             texts, stops = core.step(message)
             # Every token that the scheduler computes beyond a stop is wasted, so it hears first.
             for stop in stops:

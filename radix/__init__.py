@@ -1,7 +1,7 @@
 """The prefix cache: page pool, radix tree, eviction.  numpy only."""
 
 from radix.eviction import LFU, LRU, EvictionPolicy, policy_by_name
-from radix.explain import Eviction, EvictionLog
+from radix.explain import Eviction, EvictionLog, Outlined
 from radix.pool import PageError, PagePool
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
 from radix.tree import RadixTree
@@ -15,6 +15,7 @@ __all__ = [
     "Insert",
     "Lock",
     "Match",
+    "Outlined",
     "PageError",
     "PagePool",
     "RadixTree",

@@ -1,10 +1,13 @@
-"""What stands where a match stopped, and what has been evicted: the reasons of a miss."""
+"""What stands where a match stopped, what has been evicted, and what there is: the reasons of a miss."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import nlargest
+from typing import NamedTuple
 
 from radix.node import TOKEN_BYTES, Node
 from radix.walk import walk
@@ -26,6 +29,58 @@ def following(root: Node, tokens: bytes, page_size: int, count: int) -> tuple[in
         node = max(node.children.values(), key=lambda child: child.tick)
         known += node.key
     return matched, known[: count * TOKEN_BYTES]
+
+
+class Outlined(NamedTuple):
+    """One node as an outline tells of it.
+
+    parent  its parent's place in the outline; -1 below a root
+    head    its first tokens, packed; tokens and pages count all of them
+    tick    of its last use; `children` counts those that are left out of the outline too
+    """
+
+    namespace: str
+    parent: int
+    head: bytes
+    tokens: int
+    pages: int
+    locks: int
+    hits: int
+    tick: int
+    children: int
+
+
+def outline(roots: Sequence[Node], depth: int, max_nodes: int, head_tokens: int) -> tuple[list[Outlined], int]:
+    """The nodes of the first `depth` levels, `max_nodes` at most, level by level, and among siblings the last used
+    first.  With them the number of nodes right below a root, or below one that is told of, that are left out.
+    """
+    told: list[Outlined] = []
+    left_out = 0
+    level = [(-1, root) for root in roots]
+    for _ in range(depth):
+        children = [(place, child) for place, node in level for child in node.children.values()]
+        # Parents are told in the order of use, and a child is never younger: a level is sorted as a whole.
+        chosen = nlargest(max_nodes - len(told), children, key=lambda entry: entry[1].tick)
+        left_out += len(children) - len(chosen)
+        level = []
+        for place, node in chosen:
+            level.append((len(told), node))
+            told.append(_outlined(node, place, head_tokens))
+    return told, left_out + sum(len(node.children) for _, node in level)
+
+
+def _outlined(node: Node, parent: int, head_tokens: int) -> Outlined:
+    return Outlined(
+        namespace=node.namespace,
+        parent=parent,
+        head=node.key[: head_tokens * TOKEN_BYTES],
+        tokens=len(node.key) // TOKEN_BYTES,
+        pages=len(node.pages),
+        locks=node.locks,
+        hits=node.hits,
+        tick=node.tick,
+        children=len(node.children),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radix.audit import check_forest, draw_forest
 from radix.eviction import LRU, EvictionPolicy
-from radix.explain import following
+from radix.explain import Outlined, following, outline
 from radix.forest import Forest
 from radix.node import TOKEN_BYTES, Node
 from radix.pool import PagePool, page_run
@@ -310,6 +310,18 @@ class RadixTree:
     def namespaces(self) -> list[str]:
         """The namespaces that hold pages or receipts."""
         return list(self._forest.roots)
+
+    @property
+    def tick(self) -> int:
+        """The counter of walks, which nodes are stamped with when they are used."""
+        return self._tick
+
+    def outline(
+        self, namespaces: Iterable[str], depth: int, max_nodes: int, head_tokens: int
+    ) -> tuple[list[Outlined], int]:
+        """The upper levels of these namespaces, see `radix.explain.outline`.  Touches nothing."""
+        roots = [self._forest.roots[name] for name in namespaces if name in self._forest.roots]
+        return outline(roots, depth, max_nodes, head_tokens)
 
     def owned(self) -> Iterator[Sequence[int]]:
         """The tree's pages, a list for each node: its part of the owners that `PagePool.check` asks for."""

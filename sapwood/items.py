@@ -11,6 +11,7 @@ import msgspec
 
 from srt.answer import Ask, Prompt, RequestFailed
 from srt.messages import ChatPrompt, IdsPrompt, TextPrompt, pack_ids
+from srt.namespaces import namespace_of
 from srt.native_reply import NativeLogprobs
 from srt.sampling_rules import check_ask, refuse, sampling_from_native
 
@@ -46,11 +47,9 @@ class Options:
 
     def namespace(self) -> str:
         """The cache namespace: another salt, another cache.  The same salt over HTTP is the same one."""
-        if self.cache_salt is None:
-            return ""
-        if not self.cache_salt:
+        if self.cache_salt == "":
             raise refuse("cache_salt", "must not be empty; leave it out to share the common cache")
-        return f"salt:{self.cache_salt}"
+        return namespace_of("", self.cache_salt)
 
 
 def prompts_of(prompt: str | Sequence[str] | None, input_ids: Sequence[Any] | None) -> tuple[list[Prompt], bool]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
+
 from radix import Eviction, EvictionLog, RadixTree
 from scheduler.request import Request
 from srt.messages import CacheReport
@@ -10,6 +13,11 @@ from srt.messages import CacheReport
 SHOWN_TOKENS = 8
 # Between the parts of a namespace, see docs/protocol.md: the tenant comes first.
 NAMESPACE_SEPARATOR = "\x1f"
+
+
+def tenant_of(namespace: str) -> str:
+    """Whose namespace it is."""
+    return namespace.split(NAMESPACE_SEPARATOR)[0]
 
 
 class Misses:
@@ -56,6 +64,7 @@ class Misses:
                 reason = "diverged"
             else:
                 reason = "extended" if position else "first_seen"
+        message, message_offset = _message_at(request.message.message_starts, position)
         return CacheReport(
             cached_tokens=position,
             computed_tokens=request.known - position,
@@ -66,11 +75,23 @@ class Misses:
             before=before,
             evicted_seconds_ago=evicted_seconds_ago,
             detail=detail,
+            message=message,
+            message_offset=message_offset,
         )
 
     def _elsewhere(self, namespace: str, tokens: bytes) -> int:
         """The longest match in the other namespaces of the same tenant; other tenants' are nobody's business."""
-        tenant = namespace.split(NAMESPACE_SEPARATOR)[0]
+        tenant = tenant_of(namespace)
         others = (other for other in self._tree.namespaces() if other != namespace)
-        mine = (other for other in others if other.split(NAMESPACE_SEPARATOR)[0] == tenant)
+        mine = (other for other in others if tenant_of(other) == tenant)
         return max((self._tree.following(other, tokens, 0)[0] for other in mine), default=0)
+
+
+def _message_at(packed_starts: bytes, position: int) -> tuple[str, int]:
+    """The name of the message that a token is part of, and its place in it."""
+    starts = array("i", packed_starts)
+    index = bisect_right(starts, position) - 1
+    if index < 0:
+        return "", 0
+    name = f"messages[{index}]" if index + 1 < len(starts) else "generation_prompt"
+    return name, position - starts[index]

@@ -13,6 +13,7 @@ import zmq
 
 from radix import PagePool, RadixTree
 from scheduler.core import Limits, Scheduler
+from scheduler.inspection import TreeInspection
 from scheduler.pace import Pace
 from scheduler.policy import POLICIES
 from srt.child import Phases, StartError, configure_logging
@@ -83,6 +84,7 @@ class Loop:
         self._front = front
         self._overlap = overlap
         self._clock = clock
+        self._inspection = TreeInspection(core.holdings.tree, core.holdings.page_size)
         self._stopping = False
         self._stats_sent = 0.0
         self._logged = clock()
@@ -120,6 +122,10 @@ class Loop:
                 self._core.accept(message, now)
 
     def _answer(self, call: Call) -> None:
+        if call.what == "cache_tree":
+            # By way of the detokenizer, which knows the text of tokens.
+            self._detokenizer.send(self._inspection.answer(call, self._clock()))
+            return
         if call.what == "flush_cache":
             done = self._core.flush()
             why = "" if done else f"{self._core.num_running} requests are running; try again when none is"
@@ -162,6 +168,7 @@ class Loop:
 
     def _send_stats(self) -> None:
         self._stats_sent = self._clock()
+        self._inspection.note(self._stats_sent)
         self._front.send(self._core.stats(self._stats_sent))
 
     def _log(self, now: float) -> None:

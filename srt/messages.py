@@ -9,6 +9,8 @@ names that clients choose never leave the front.
       |                   \\--Tokenized | Rejected--------------------------------------------------^ |
       \\--Abort | Call----------------> scheduler --SchedulerStats | CallReply-----------------------^
                                         scheduler <--StopFound-- detokenizer
+                                        scheduler --CacheTree--> detokenizer --CacheTree--> front
+    front --Remember--> every tokenizer
     every child --Ready | StartFailed--> front --Shutdown--> every child
 """
 
@@ -102,11 +104,33 @@ class TokenizeCall(msgspec.Struct, frozen=True, tag="tokenize"):
 
 
 class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
-    """tokenizer -> front: the prompt has been handed to the scheduler (or, for TokenizeCall, here are its ids)."""
+    """tokenizer -> front: the prompt has been handed to the scheduler (or, for TokenizeCall, here are its ids).
+
+    `message_starts`: for a chat, the token at which each message begins and, as one more entry, the one at which what
+    follows the messages begins; packed, empty where that cannot be told.  `mark` names the prompt among the
+    tokenizers, for `Remember`; empty where replies to it are not to be remembered.
+    """
 
     rids: tuple[str, ...]
     prompt_tokens: int
     ids: bytes | None = None
+    message_starts: bytes = b""
+    mark: bytes = b""
+
+
+class Remember(msgspec.Struct, frozen=True, tag="remember"):
+    """front -> every tokenizer: what the model said after a prompt, so that a history that has this text again gets
+    the very ids that were generated.
+
+    `mark`: that of the prompt's `Tokenized`.  `ids`, packed, may go on behind `text` (a stop token, a stop string).
+    Only prompts of the same tenant and namespace get them.
+    """
+
+    mark: bytes
+    text: str
+    ids: bytes
+    namespace: str = ""
+    tenant: str = ""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
@@ -142,6 +166,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     use_cache: bool = True
     # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
     ttft_target: float | None = None
+    # As in `Tokenized`: reports name the message in which reuse stopped.
+    message_starts: bytes = b""
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -181,6 +207,8 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
                       bypassed         the request, or the server, does not use the cache
                       logprobs         prompt logprobs from here on were asked for, so it had to be computed
     position          the first token that was not reused
+    message, message_offset   the message of the chat which that token belongs to, as `messages[3]`, and its place in
+                      it; `generation_prompt` behind the last one; empty for prompts that are no chat
     cached_next, prompt_next   packed ids of a few tokens from there on, on both sides
     cached_text, prompt_text, before_text   the same as text, and what stands before; filled by the detokenizer
     """
@@ -199,6 +227,8 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_text: str = ""
     prompt_text: str = ""
     before_text: str = ""
+    message: str = ""
+    message_offset: int = 0
 
 
 class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -289,7 +319,11 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     """front -> scheduler: a question or command, answered by one CallReply with the same `call_id`."""
 
     call_id: str
-    what: Literal["flush_cache", "stats"]
+    what: Literal["flush_cache", "stats", "cache_tree"]
+    # For cache_tree, which is answered by a CacheTree: whose namespaces, and how much of them.
+    tenant: str = ""
+    depth: int = 0
+    max_nodes: int = 0
 
 
 class CallReply(msgspec.Struct, frozen=True, tag="call_reply"):
@@ -298,6 +332,43 @@ class CallReply(msgspec.Struct, frozen=True, tag="call_reply"):
     call_id: str
     ok: bool
     message: str = ""
+
+
+class CacheNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run of cached tokens.
+
+    parent         its place in the list of nodes; -1 for a run that begins a prompt
+    tokens, pages  of the run
+    head, text     its first few tokens: packed ids, and the same as text, filled by the detokenizer
+    users          requests that use it now
+    hits           matches that went through it
+    age_seconds    since it was last used
+    children       runs that follow; fewer of them may be in the list
+    """
+
+    namespace: str
+    parent: int
+    tokens: int
+    pages: int
+    head: bytes
+    users: int
+    hits: int
+    age_seconds: float
+    children: int
+    tier: str = "device"
+    text: str = ""
+
+
+class CacheTree(msgspec.Struct, frozen=True, tag="cache_tree"):
+    """scheduler -> detokenizer -> front: the answer to a Call for the tree; parents come before their children.
+
+    `left_out`: nodes that are there and not in the list.
+    """
+
+    call_id: str
+    nodes: tuple[CacheNode, ...]
+    page_size: int
+    left_out: int = 0
 
 
 STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -356,7 +427,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """front -> child: leave now."""
 
 
-TokenizerInbox = Submit | TokenizeCall | Shutdown
+TokenizerInbox = Submit | TokenizeCall | Remember | Shutdown
 SchedulerInbox = Generate | Abort | Call | StopFound | Shutdown
-DetokenizerInbox = StepOutput | Shutdown
-FrontInbox = Tokenized | Rejected | TextOutput | SchedulerStats | CallReply | Ready | StartFailed
+DetokenizerInbox = StepOutput | CacheTree | Shutdown
+FrontInbox = Tokenized | Rejected | TextOutput | SchedulerStats | CallReply | CacheTree | Ready | StartFailed

@@ -19,6 +19,7 @@ from srt.front import Front
 from srt.http.connection import EventStream, cancel, while_connected
 from srt.http.errors import ApiError, bad_request, quoted
 from srt.messages import TextDelta
+from srt.namespaces import namespace_of
 
 # All samples of all prompts of one HTTP request.
 MAX_SAMPLES = 4096
@@ -57,12 +58,9 @@ def api_error(failure: RequestFailed, name_of: FieldName, about: str = "") -> Ap
 
 def cache_namespace(salt: str | None) -> str:
     """The cache namespace of a `cache_salt`: another salt, another cache.  Raises ApiError for an empty one."""
-    if salt is None:
-        return ""
-    if not salt:
+    if salt == "":
         raise bad_request("cache_salt", "cache_salt must not be empty; leave it out to share the common cache.")
-    # The prefix keeps a salt from ever being the same as a namespace of another origin.
-    return f"salt:{salt}"
+    return namespace_of("", salt)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def test_every_sampling_field_reaches_the_model(server: Running) -> None:
     assert not sampling.skip_special_tokens
     assert sampling.no_stop_trim
     assert (sampling.min_new_tokens, sampling.max_new_tokens) == (2, 9)
-    assert (asked.seed, asked.n, asked.priority, asked.namespace) == (42, 2, -5, "salt:mine")
+    assert (asked.seed, asked.n, asked.priority, asked.namespace) == (42, 2, -5, "\x1fsalt:mine")
 
 
 def test_without_a_limit_the_reply_goes_to_the_end_of_the_context(server: Running) -> None:

@@ -149,7 +149,7 @@ def test_salted_prompts_have_a_namespace_of_their_own() -> None:
     prompts, single = prompts_of("a", None)
     (plain,) = items_of(prompts, single, None, Options(), 512)
     (salted,) = items_of(prompts, single, None, Options(cache_salt="s"), 512)
-    assert (plain.ask.namespace, salted.ask.namespace) == ("", "salt:s")
+    assert (plain.ask.namespace, salted.ask.namespace) == ("", "\x1fsalt:s")
 
 
 def test_a_stream_grows_to_the_whole_reply(engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.request import IllegalTransition, Request, Status
-from srt.messages import CacheReport, unpack_ids
+from srt.messages import CacheReport, pack_ids, unpack_ids
 from srt.plan import Plan
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate, message
@@ -510,6 +510,29 @@ def test_every_first_output_says_why_reuse_stopped() -> None:
     assert "request" in evicted.detail
     assert evicted.evicted_seconds_ago is not None
     assert evicted.evicted_seconds_ago >= 0
+
+
+def test_reports_name_the_message_in_which_reuse_stopped() -> None:
+    bench = Bench(pages=64, page_size=4, rows=1, context=300)
+    prompt = prompt_of(40, 1000)
+    bench.send("first", prompt, 1)
+    bench.run()
+    starts = pack_ids([0, 10, 25, 36])
+    for rid, kept, where in (
+        ("a", 0, ("messages[0]", 0)),
+        ("b", 9, ("messages[0]", 9)),
+        ("c", 10, ("messages[1]", 0)),
+        ("d", 35, ("messages[2]", 10)),
+        ("e", 36, ("generation_prompt", 0)),
+    ):
+        bench.send(rid, [*prompt[:kept], *prompt_of(10, 7 + kept)], 1, message_starts=starts)
+        bench.run()
+        report = report_of(bench, rid)
+        assert report.position == kept
+        assert (report.message, report.message_offset) == where
+    bench.send("no chat", prompt_of(10, 3000), 1)
+    bench.run()
+    assert report_of(bench, "no chat").message == ""
 
 
 def test_reports_tell_no_tenant_of_another() -> None:

@@ -21,6 +21,7 @@ from srt.config import ModelFacts, SchedulerConfig
 from srt.ipc import Inbox, Outbox
 from srt.messages import (
     Abort,
+    CacheTree,
     Call,
     CallReply,
     DetokenizerInbox,
@@ -30,8 +31,8 @@ from srt.messages import (
     SchedulerInbox,
     SchedulerStats,
     Shutdown,
-    StepOutput,
     pack_ids,
+    unpack_ids,
 )
 from srt.plan import Plan, StepHandle
 from tests.scheduler.oracle import Oracle, Stream, generate, message
@@ -63,7 +64,7 @@ class Rim:
         self.context: zmq.Context[Any] = zmq.Context()
         ends = {name: f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer", "front")}
         inbox: Inbox[SchedulerInbox] = Inbox(self.context, ends["scheduler"], SchedulerInbox)
-        self.text: Inbox[StepOutput] = Inbox(self.context, ends["detokenizer"], DetokenizerInbox)
+        self.text: Inbox[Any] = Inbox(self.context, ends["detokenizer"], DetokenizerInbox)
         self.front: Inbox[Any] = Inbox(self.context, ends["front"], FrontInbox)
         self.scheduler = Outbox(self.context, ends["scheduler"])
         pool = PagePool(64, 4)
@@ -140,6 +141,18 @@ def test_flush_answers_and_empties_the_cache(rim: Rim) -> None:
     rim.scheduler.send(message("b", [1, 2, 3, 4, 5, 6], 4))
     rim.read_until_ended("b")
     assert rim.streams["b"].cached_tokens == 0
+
+
+def test_the_tree_is_told_to_the_detokenizer_and_not_to_the_front(rim: Rim) -> None:
+    rim.scheduler.send(message("a", [1, 2, 3, 4, 5, 6], 4))
+    rim.read_until_ended("a")
+    rim.scheduler.send(Call("c2", "cache_tree", depth=3, max_nodes=10))
+    assert rim.text.wait(PATIENCE_SECONDS)
+    (tree,) = rim.text.drain()
+    assert isinstance(tree, CacheTree)
+    assert (tree.call_id, tree.page_size, tree.left_out) == ("c2", 4, 0)
+    assert [unpack_ids(node.head)[:6] for node in tree.nodes] == [[1, 2, 3, 4, 5, 6]]
+    assert [(node.users, node.tokens, node.pages) for node in tree.nodes] == [(0, 9, 3)]
 
 
 def test_a_refused_request_is_told_to_the_front_directly(rim: Rim) -> None:

@@ -1,0 +1,22 @@
+"""The cache namespace of a request: what separates cached prefixes beside their tokens.
+
+A namespace is written `tenant`, or `tenant US salt:SALT` with the control character US (unit separator) between the
+parts.  The tenant comes first, so that reports can tell what belongs to the same tenant.
+"""
+
+from __future__ import annotations
+
+SEPARATOR = "\x1f"
+
+
+def namespace_of(tenant: str, salt: str | None) -> str:
+    """The namespace of a tenant's requests with this salt.  Raises ValueError for a tenant with a separator in it."""
+    if SEPARATOR in tenant:
+        raise ValueError("the name of a tenant cannot hold a unit separator")
+    # The prefix keeps a salt from ever being the same as a part of another kind.
+    return tenant if salt is None else f"{tenant}{SEPARATOR}salt:{salt}"
+
+
+def shown(namespace: str) -> str:
+    """A namespace as its tenant is told of it: without the tenant; empty for what has no salt."""
+    return namespace.partition(SEPARATOR)[2]
