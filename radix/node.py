@@ -20,6 +20,7 @@ A root has no key, no pages and no parent.  A node that has left the tree has no
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -87,18 +88,14 @@ class Node:
 
         In sorted order no key agrees with `chunk` for longer than one of the two between which it would stand.
         """
-        if len(self.children) <= FEW_CHILDREN:
-            names = list(self.children)
-        else:
+        names: Iterable[bytes] = self.children
+        if len(self.children) > FEW_CHILDREN:
             order = self.order
             if order is None:
                 order = self.order = SortedList(self.children)
             place = order.bisect_left(chunk)
-            names = []
-            if place < len(order):
-                names.append(order[place])
-            if place:
-                names.append(order[place - 1])
+            below = order[place - 1] if place else b""
+            names = (below, order[place] if place < len(self.children) else b"")
         first = chunk[:TOKEN_BYTES]
         best: bytes | None = None
         rows = 0

@@ -36,7 +36,7 @@ class PagePool:
     Where a method takes several pages, none of them may be named twice.
     """
 
-    __slots__ = ("_free", "_places", "_refs", "_view", "num_pages", "page_size")
+    __slots__ = ("_free", "_numbers", "_places", "_refs", "_view", "num_pages", "page_size")
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         """Raises ValueError when a number is below 1 or when token slots would not fit in int32."""
@@ -54,6 +54,7 @@ class PagePool:
         self._view: npt.NDArray[np.int32] = np.frombuffer(self._refs, dtype=np.int32)
         # Scratch memory to find out whether a page is named twice.
         self._places: npt.NDArray[np.int32] = np.empty(num_pages, dtype=np.int32)
+        self._numbers: npt.NDArray[np.int32] = np.arange(num_pages, dtype=np.int32)
 
     @property
     def num_free(self) -> int:
@@ -131,16 +132,19 @@ class PagePool:
         return len(freed)
 
     def _release_many(self, index: npt.NDArray[np.int64]) -> int:
-        counts = self._owned(index)
-        last = index[counts == 1]
-        if len(last):
-            # What is written twice holds the later place.
-            order = np.arange(len(last), dtype=np.int32)
-            self._places[last] = order
-            twice = self._places[last] != order
-            if twice.any():
-                raise PageError(f"page {last[twice][0]} is released twice at once")
-        self._view[index] = counts - 1
+        left = self._owned(index) - 1
+        kept = np.count_nonzero(left)
+        if kept == len(left):
+            self._view[index] = left
+            return 0
+        last = index[left == 0] if kept else index
+        # A place that is written twice holds the later number.
+        order = self._numbers[: len(last)]
+        self._places[last] = order
+        twice = self._places[last] != order
+        if np.count_nonzero(twice):
+            raise PageError(f"page {last[twice][0]} is released twice at once")
+        self._view[index] = left
         self._free.frombytes(last[::-1].tobytes())
         return len(last)
 

@@ -143,7 +143,7 @@ class RadixTree:
         if not pages:
             return Insert(array("q"), 0, lock)
         root = self._forest.roots.get(namespace) or Node(namespace, b"", array("q"), 0, None)
-        stop = walk(root, tokens, self._page_size)
+        stop = walk(root, tokens, self._page_size, closest=False)
         known = stop.pages
         have = len(known)
         if have * self._page_size + stop.rows == num_tokens:

@@ -25,8 +25,11 @@ class Stop(NamedTuple):
     pages: array[int]
 
 
-def walk(root: Node, key: bytes, page_size: int) -> Stop:
-    """Follow `key` (packed tokens) down from `root`.  Changes nothing."""
+def walk(root: Node, key: bytes, page_size: int, closest: bool = True) -> Stop:
+    """Follow `key` (packed tokens) down from `root`.  Changes nothing.
+
+    Without `closest`, no child is looked for that agrees with part of a page, unless `key` ends in that page.
+    """
     page_bytes = page_size * TOKEN_BYTES
     node = root
     pages = array("q")
@@ -35,7 +38,7 @@ def walk(root: Node, key: bytes, page_size: int) -> Stop:
         chunk = key[pos : pos + page_bytes]
         child = node.children.get(chunk)
         if child is None:
-            if page_size > 1 and chunk and node.children:
+            if chunk and page_size > 1 and node.children and (closest or len(chunk) < page_bytes):
                 inside, rows = node.closest(chunk)
                 return Stop(node, inside, 0, rows, pages)
             return Stop(node, None, 0, 0, pages)

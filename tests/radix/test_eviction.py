@@ -120,3 +120,18 @@ def test_evictions_are_told_with_the_whole_prefix() -> None:
     assert told[0][:2] == ("a", [*range(8), 50, 51])
     assert told[1] == ("a", list(range(12)), [pages[2]])
     assert told[2] == ("a", list(range(8)), [pages[1]])
+
+
+def test_a_lock_that_splits_a_node_gives_it_a_use_of_its_own() -> None:
+    pool, tree = fresh_tree(100, 4)
+    run = [1] * 12
+    put(pool, tree, run)
+    match = tree.match("", packed(run), 8, touch=False)
+    put(pool, tree, [2] * 8)
+    # The upper part becomes a leaf with the root's last use, were it not touched: two leaves, one tick.
+    lock = tree.lock(match)
+    tree.evict(1)
+    tree.unlock(lock)
+    tree.check()
+    tree.evict(2)
+    assert matched_quietly(tree, run) == 8, "the other run was used before the lock"
