@@ -186,7 +186,7 @@ class ModelOf {
 
     // What the machine does at best: operations per second, and bytes per second read from the packed weights.
     void peaks(double *operations, double *bytes) {
-        *operations = peak_operations<T>(pool_, 2000000);
+        *operations = peak_operations<T>(pool_, 100000);
         *bytes = read_bandwidth(pool_, weights_.template need<uint32_t>(0), weight_words_);
     }
 
