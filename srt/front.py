@@ -26,11 +26,13 @@ from srt.answer import SEED_MASK, Answer, Ask, RequestEnd, RequestFailed, merge_
 from srt.launch import Worker, WorkerCommand, worker_command
 from srt.messages import (
     Abort,
+    CacheTree,
     Call,
     CallReply,
     ChatPrompt,
     FrontInbox,
     Rejected,
+    Remember,
     SamplingParams,
     SchedulerStats,
     Submit,
@@ -100,6 +102,7 @@ class Front:
         self._tokenizing: dict[str, Worker] = {}
         self._tokenize_calls: dict[str, asyncio.Future[list[int]]] = {}
         self._calls: dict[str, asyncio.Future[CallReply]] = {}
+        self._trees: dict[str, asyncio.Future[CacheTree]] = {}
         self._idle: asyncio.Future[None] | None = None
 
     # Life.
@@ -136,8 +139,8 @@ class Front:
         self._draining = True
         for answer in list(self._asks.values()):
             answer.fail(unavailable(message, "shutting_down", None))
-        waits: list[asyncio.Future[Any]] = [*self._tokenize_calls.values(), *self._calls.values()]
-        for future in waits:
+        waits = (self._tokenize_calls, self._calls, self._trees)
+        for future in [future for waiting in waits for future in waiting.values()]:
             fail_reply(future, unavailable(message, "shutting_down", None))
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
@@ -222,6 +225,15 @@ class Front:
         await self._call("stats")
         return self.stats
 
+    async def cache_tree(self, tenant: str, depth: int, max_nodes: int) -> CacheTree:
+        """What a tenant has in the prefix cache: the nodes of the first `depth` levels, `max_nodes` at most.
+
+        Raises RequestFailed 503 when the processes that know it are not there.
+        """
+        call_id = self._new_call_id()
+        call = Call(call_id, "cache_tree", tenant=tenant, depth=depth, max_nodes=max_nodes)
+        return await self._reply(self._trees, call_id, SCHEDULER, call)
+
     # The way out.
 
     def _refuse_unless_serving(self) -> None:
@@ -283,9 +295,21 @@ class Front:
         elif self._runtime is not None:
             for rid in running:
                 self._runtime.send(SCHEDULER, Abort(rid))
+        self._remember(answer)
         self._tell_observers(answer.summary())
         if not self._asks and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+
+    def _remember(self, answer: Answer) -> None:
+        """Tell every tokenizer what was said after a prompt: any of them may get the history that has it."""
+        if not answer.mark or self._runtime is None:
+            return
+        ask = answer.ask
+        for text, ids in answer.outputs():
+            if text:
+                remember = Remember(answer.mark, text, ids, ask.namespace, ask.tenant)
+                for tokenizer in self._runtime.ready_tokenizers():
+                    self._runtime.send(("tokenizer", tokenizer.index), remember)
 
     def _tell_observers(self, end: RequestEnd) -> None:
         for observer in self.observers:
@@ -295,10 +319,14 @@ class Front:
                 log.exception("an observer failed")
 
     async def _call(self, what: Literal["flush_cache", "stats"]) -> CallReply:
+        call_id = self._new_call_id()
+        return await self._reply(self._calls, call_id, SCHEDULER, Call(call_id, what))
+
+    def _new_call_id(self) -> str:
+        """A name for a call to the scheduler.  Raises RequestFailed 503 when it is not there."""
         if self._runtime is None or not self._runtime.is_up(SCHEDULER):
             raise unavailable("the scheduler process is not there", "worker_died")
-        call_id = f"{self._prefix}{next(self._counter):x}"
-        return await self._reply(self._calls, call_id, SCHEDULER, Call(call_id, what))
+        return f"{self._prefix}{next(self._counter):x}"
 
     async def _reply(
         self, waiting: dict[str, asyncio.Future[ReplyT]], key: str, place: Place, message: msgspec.Struct
@@ -335,9 +363,9 @@ class Front:
                 if self._runtime is None or self._runtime.is_up(SCHEDULER):
                     self._totals.report(message)
             case CallReply(call_id=call_id):
-                future = self._calls.get(call_id)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                answer_call(self._calls.get(call_id), message)
+            case CacheTree(call_id=call_id):
+                answer_call(self._trees.get(call_id), message)
 
     def _on_tokenized(self, message: Tokenized) -> None:
         rid = message.rids[0]
@@ -346,7 +374,9 @@ class Front:
         if call is not None and not call.done():
             call.set_result(unpack_ids(message.ids or b""))
         elif rid in self._samples:
-            self._samples[rid][0].prompt_tokens = message.prompt_tokens
+            answer = self._samples[rid][0]
+            answer.prompt_tokens = message.prompt_tokens
+            answer.mark = message.mark
 
     def _on_rejected(self, message: Rejected) -> None:
         retry_after = RETRY_AFTER_SECONDS if message.status in (429, 503) else None
@@ -381,10 +411,15 @@ class Front:
             self._totals.process_died()
             for future in self._calls.values():
                 fail_reply(future, unavailable(message, "worker_died"))
+        if worker.role != "tokenizer":
+            for tree in self._trees.values():
+                fail_reply(tree, unavailable(message, "worker_died"))
 
     def _on_up(self, worker: Worker) -> None:
         """Send on what was held back; what still lacks a process is held on, with the time it has left."""
-        assert self._runtime is not None
+        # A worker may say that it is up while the front stops.
+        if self._runtime is None:
+            return
         if not (self._runtime.is_up(SCHEDULER) and self._runtime.is_up(DETOKENIZER)):
             return
         if self._choose_tokenizer() is None:
@@ -398,6 +433,12 @@ class Front:
 def unavailable(message: str, code: str, retry_after: float | None = RETRY_AFTER_SECONDS) -> RequestFailed:
     """A failure that is the server's and not the request's."""
     return RequestFailed(503, message, code=code, retry_after=retry_after)
+
+
+def answer_call(future: asyncio.Future[ReplyT] | None, reply: ReplyT) -> None:
+    """End the wait for a reply with the reply, where somebody still waits."""
+    if future is not None and not future.done():
+        future.set_result(reply)
 
 
 def fail_reply(future: asyncio.Future[Any], failure: RequestFailed) -> None:
