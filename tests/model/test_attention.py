@@ -13,7 +13,7 @@ from srt.model.config import ModelConfig, RopeConfig
 from srt.model.interface import ForwardBatch
 from srt.model.kv_pool import TorchKVPool
 
-NUM_PAGES = 256
+NUM_PAGES = 1024
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 
 
