@@ -1,4 +1,4 @@
-"""The command line: `sapwood serve | chat | pull | doctor | version`.
+"""The command line: `sapwood serve | chat | simulate | profile | pull | doctor | version`.
 
 Nothing heavy is imported before a command needs it.  What goes wrong is told in one line on standard error, and the
 exit code is not 0.
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
+
+from sapwood.simulate.flags import add_profile, add_simulate
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,16 @@ SERVE_FLAGS = (
     Flag("tokenizer_workers", int, "tokenizer processes", ("--tokenizer-worker-num",)),
     Flag("chat_template", str, "file or text of a template to use instead of the model's"),
     Flag("stream_interval", int, "tokens between two events of a stream"),
-    Flag("device", ("auto", "cpu", "cuda"), "where to compute"),
+    Flag("device", ("auto", "cpu"), "where to compute"),
     Flag("dtype", ("auto", "float32", "bfloat16"), "numbers to compute with"),
     Flag("threads", int, "threads of the forward pass (default: every core)"),
-    Flag("attention_backend", ("auto", "native", "torch", "flashinfer"), "kernels to use"),
+    Flag("attention_backend", ("auto", "native", "torch"), "kernels to use"),
     Flag("context_length", int, "longest prompt and output together (default: the model's)"),
     Flag("page_size", int, "tokens in a page of the KV pool"),
     Flag("max_total_tokens", int, "tokens in the KV pool (default: by memory)"),
     Flag("mem_fraction_static", float, "share of free memory that weights and KV pool may take"),
     Flag("disable_radix_cache", bool, "do not reuse prefixes"),
+    Flag("disable_exact_history", bool, "tokenize replies anew when they come back, rather than as they were sampled"),
     Flag(
         "schedule_policy",
         ("lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"),
@@ -83,6 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=OneLineParser, metavar="COMMAND")
     _add_serve(_command(commands, "serve", "serve a model over HTTP", run_serve))
     _add_chat(_command(commands, "chat", "talk to the model of a running server", run_chat))
+    add_simulate(_command(commands, "simulate", "run a trace through the scheduler on a virtual machine", run_simulate))
+    add_profile(_command(commands, "profile", "measure a model's step times for simulate", run_profile))
     pull = _command(commands, "pull", "fetch and convert a model", run_pull)
     pull.add_argument("model", help="a known name, such as smollm2; a .gguf file or a hub id is fetched as well")
     _command(commands, "doctor", "show what this machine and installation look like", run_doctor)
@@ -156,6 +161,20 @@ def run_chat(arguments: argparse.Namespace) -> int:
         return chat(settings)
     except ChatFailed as error:
         return _complain(f"sapwood chat: {error}")
+
+
+def run_simulate(arguments: argparse.Namespace) -> int:
+    """`sapwood simulate`."""
+    from sapwood.simulate.command import run
+
+    return run(arguments)
+
+
+def run_profile(arguments: argparse.Namespace) -> int:
+    """`sapwood profile`."""
+    from sapwood.profile import run
+
+    return run(arguments)
 
 
 def run_pull(arguments: argparse.Namespace) -> int:

@@ -26,7 +26,6 @@ PACKAGES = (
     "uvloop",
     "fastapi",
     "uvicorn",
-    "flashinfer-python",
 )
 VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 
@@ -55,8 +54,7 @@ def _machine() -> Iterator[str]:
     yield f"{machine.cpu_name}: {machine.cores} cores for us"
     yield "vector instructions: " + (", ".join(f for f in VECTOR_FLAGS if f in machine.cpu_flags) or "none known")
     yield f"memory free: {machine.memory_bytes / 2**30:.1f} GiB"
-    yield f"NVIDIA GPU: {'yes' if machine.has_cuda else 'no'}"
-    yield f"--dtype auto means {'bfloat16' if machine.has_cuda or machine.has_fast_bfloat16 else 'float32'}"
+    yield f"--dtype auto means {'bfloat16' if machine.has_fast_bfloat16 else 'float32'}"
 
 
 def _packages(problems: list[str]) -> Iterator[str]:
@@ -64,8 +62,7 @@ def _packages(problems: list[str]) -> Iterator[str]:
         try:
             yield f"{name} {version(name)}"
         except PackageNotFoundError:
-            if name != "flashinfer-python":
-                problems.append(f"the package {name} is not installed")
+            problems.append(f"the package {name} is not installed")
             yield f"{name} not installed"
 
 

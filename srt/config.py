@@ -29,16 +29,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     stream_interval: int = 1
     # Execution
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = None
-    attention_backend: Literal["auto", "native", "torch", "flashinfer"] = "auto"
+    attention_backend: Literal["auto", "native", "torch"] = "auto"
     # Memory
     context_length: int | None = None
     page_size: int = 16
     max_total_tokens: int | None = None
     mem_fraction_static: float = 0.5
     disable_radix_cache: bool = False
+    disable_exact_history: bool = False
     # Scheduling
     schedule_policy: Literal["lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"] = "lpm"
     chunked_prefill_size: int | None = None
@@ -74,6 +75,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Prompts longer than this many tokens are refused (context and pool size both allow one more token).
     max_prompt_tokens: int
     chat_template: str | None = None
+    # Memory for the ids of earlier replies, put in where a history has their text again; 0: none is kept.
+    history_bytes: int = 0
     log_level: str = "info"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ class Machine:
     memory_bytes: int
     cpu_name: str
     cpu_flags: frozenset[str]
-    has_cuda: bool
 
     @property
     def has_fast_bfloat16(self) -> bool:
@@ -30,7 +28,7 @@ class Machine:
 def look_at_machine() -> Machine:
     """This machine, now."""
     name, flags = _cpu()
-    return Machine(usable_cores(), available_memory(), name, flags, has_cuda())
+    return Machine(usable_cores(), available_memory(), name, flags)
 
 
 def usable_cores() -> int:
@@ -49,11 +47,6 @@ def available_memory() -> int:
     if limit.isdigit() and used.isdigit():
         limits.append(max(0, int(limit) - int(used) + _reclaimable()))
     return min(limits)
-
-
-def has_cuda() -> bool:
-    """True where there is an NVIDIA device and the package that serves it."""
-    return Path("/dev/nvidiactl").exists() and importlib.util.find_spec("flashinfer") is not None
 
 
 def _system_memory() -> int:

@@ -25,11 +25,14 @@ from srt.config import (
 from srt.machine import Machine, look_at_machine
 from srt.model.config import UnsupportedModel, kv_bytes_per_token, read_model_config, read_model_facts
 
+DEVICE = "cpu"
 DEFAULT_CHUNK_TOKENS = 512
 # Unless told otherwise the pool does not grow beyond this: on a laptop other programs want memory too.
 DEFAULT_MAX_POOL_TOKENS = 131_072
 MAX_PAGE_SIZE = 1024
 MAX_TOKENIZER_WORKERS = 64
+# The ids of earlier replies that a tokenizer remembers: some tens of thousands of replies.
+HISTORY_BYTES = 64 * 2**20
 # Kernels multiply page by page size in 32 bits.
 MAX_POOL_TOKENS = 2**31 - 1
 STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,7 +45,6 @@ class Resolved:
 
     config: ServerConfig
     facts: ModelFacts
-    device: str
     dtype: str
     threads: int
     num_pages: int
@@ -59,6 +61,12 @@ class Resolved:
         """The longest prompt that leaves room for one more token."""
         return min(self.facts.context_length, self.pool_tokens) - 1
 
+    @property
+    def history_bytes(self) -> int:
+        """Memory of each tokenizer for the ids of earlier replies; where nothing is cached they are of no use."""
+        off = self.config.disable_exact_history or self.config.disable_radix_cache
+        return 0 if off else HISTORY_BYTES
+
     def role_configs(self, run_dir: str) -> Iterator[tuple[Role, int, RoleConfig]]:
         """(role, index, settings) of every process.  The scheduler first: it takes the longest to start."""
         config = self.config
@@ -68,7 +76,7 @@ class Resolved:
             SchedulerConfig(
                 run_dir=run_dir,
                 model=self.facts,
-                device=self.device,
+                device=DEVICE,
                 dtype=self.dtype,
                 threads=self.threads,
                 attention_backend=config.attention_backend,
@@ -97,6 +105,7 @@ class Resolved:
                     model=self.facts,
                     max_prompt_tokens=self.max_prompt_tokens,
                     chat_template=config.chat_template,
+                    history_bytes=self.history_bytes,
                     log_level=config.log_level,
                 ),
             )
@@ -108,7 +117,7 @@ class Resolved:
         words = {
             "model": self.facts.name,
             "type": self.facts.model_type,
-            "device": self.device,
+            "device": DEVICE,
             "dtype": self.dtype,
             "threads": self.threads,
             "attention": config.attention_backend,
@@ -121,6 +130,7 @@ class Resolved:
             "running": config.max_running_requests,
             "queued": "no limit" if config.max_queued_requests is None else config.max_queued_requests,
             "radix_cache": "off" if config.disable_radix_cache else "on",
+            "exact_history": "on" if self.history_bytes else "off",
             "overlap": "off" if config.disable_overlap_schedule else "on",
             "tokenizers": config.tokenizer_workers,
         }
@@ -138,8 +148,7 @@ def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) 
     except UnsupportedModel as error:
         raise StartError(str(error)) from error
     facts = msgspec.structs.replace(facts, context_length=_context_length(config, facts))
-    device = _device(config, machine)
-    dtype = _dtype(config, device, machine)
+    dtype = _dtype(config, machine)
     token_bytes = kv_bytes_per_token(model, dtype)
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     weights_bytes = weights_bytes * DTYPE_BYTES[dtype] // STORED_BYTES[model.dtype]
@@ -147,7 +156,6 @@ def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) 
     return Resolved(
         config=config,
         facts=facts,
-        device=device,
         dtype=dtype,
         threads=config.threads or machine.cores,
         num_pages=num_pages,
@@ -208,18 +216,10 @@ def _context_length(config: ServerConfig, facts: ModelFacts) -> int:
     return config.context_length
 
 
-def _device(config: ServerConfig, machine: Machine) -> str:
-    if config.device == "auto":
-        return "cuda" if machine.has_cuda else "cpu"
-    if config.device == "cuda" and not machine.has_cuda:
-        raise StartError("--device cuda: there is no NVIDIA device here, or flashinfer is not installed")
-    return config.device
-
-
-def _dtype(config: ServerConfig, device: str, machine: Machine) -> str:
+def _dtype(config: ServerConfig, machine: Machine) -> str:
     if config.dtype != "auto":
         return config.dtype
-    return "bfloat16" if device == "cuda" or machine.has_fast_bfloat16 else "float32"
+    return "bfloat16" if machine.has_fast_bfloat16 else "float32"
 
 
 def _step_tokens(config: ServerConfig, context_length: int) -> int:

@@ -30,7 +30,6 @@ def fake_resolved(**settings: Any) -> Resolved:
     return Resolved(
         config=ServerConfig(model="fake", **settings),
         facts=facts,
-        device="cpu",
         dtype="float32",
         threads=1,
         num_pages=64,

@@ -23,7 +23,7 @@ from srt.model.config import kv_bytes_per_token, read_model_config
 from srt.resolve import DEFAULT_CHUNK_TOKENS, DEFAULT_MAX_POOL_TOKENS, Resolved, default_name, resolve
 
 GIB = 2**30
-PLAIN = Machine(cores=4, memory_bytes=8 * GIB, cpu_name="plain", cpu_flags=frozenset({"avx2"}), has_cuda=False)
+PLAIN = Machine(cores=4, memory_bytes=8 * GIB, cpu_name="plain", cpu_flags=frozenset({"avx2"}))
 
 
 def resolved(folder: Path, machine: Machine = PLAIN, **settings: Any) -> Resolved:
@@ -42,20 +42,14 @@ def changed(machine: Machine, **values: Any) -> Machine:
 
 
 @pytest.mark.parametrize(
-    ("flags", "cuda", "dtype"),
-    [
-        ({"avx2"}, False, "float32"),
-        ({"avx512f", "avx512_bf16"}, False, "bfloat16"),
-        ({"amx_bf16"}, False, "bfloat16"),
-        ({"avx2"}, True, "bfloat16"),
-    ],
+    ("flags", "dtype"),
+    [({"avx2"}, "float32"), ({"avx512f", "avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16")],
 )
 def test_the_number_format_is_chosen_by_what_the_machine_is_fast_at(
-    tiny_model: Path, flags: set[str], cuda: bool, dtype: str
+    tiny_model: Path, flags: set[str], dtype: str
 ) -> None:
-    machine = changed(PLAIN, cpu_flags=frozenset(flags), has_cuda=cuda)
+    machine = changed(PLAIN, cpu_flags=frozenset(flags))
     assert resolved(tiny_model, machine).dtype == dtype
-    assert resolved(tiny_model, machine).device == ("cuda" if cuda else "cpu")
     assert resolved(tiny_model, machine, dtype="float32").dtype == "float32"
 
 
@@ -126,7 +120,6 @@ def test_the_token_budget_of_a_step(tiny_model: Path, asked: int | None, tokens:
         ({"port": 70000}, "--port 70000"),
         ({"random_seed": -1}, "--random-seed -1"),
         ({"max_body_bytes": 0}, "--max-body-bytes 0"),
-        ({"device": "cuda"}, "--device cuda: there is no NVIDIA device"),
         ({"served_model_name": ""}, "--served-model-name"),
         ({"api_key": ""}, "--api-key"),
     ],

@@ -156,7 +156,6 @@ def test_sigterm_to_the_whole_group_leaves_nothing_behind(tiny_model: Path, base
     ("flags", "said"),
     [
         (("--chat-template", "no/such/template"), "no/such/template"),
-        (("--attention-backend", "flashinfer", "--device", "cpu"), "--attention-backend flashinfer"),
     ],
 )
 def test_a_worker_that_cannot_start_is_told_in_one_line_and_nothing_is_left(
