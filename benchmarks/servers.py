@@ -34,7 +34,7 @@ def free_port() -> int:
 def sapwood(model: str, *flags: str) -> Iterator[Server]:
     """`sapwood serve` of this checkout, with `flags`, until the block ends."""
     port = free_port()
-    command = [sys.executable, "-m", "sapwood", "serve", "--model", model, "--port", str(port)]
+    command = [sys.executable, "-m", "sapwood.cli", "serve", "--model", model, "--port", str(port)]
     command += ["--log-level", "warning", *flags]
     with running(command, port, "/health") as server:
         yield server

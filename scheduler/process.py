@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,9 @@ def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready:
     configure_logging(config.log_level, "scheduler")
     inbox: Inbox[SchedulerInbox] = Inbox(context, inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
     core = build_core(config)
+    # Threads that spin while they wait take the core from whoever has something to do: the kernels' own threads, the
+    # other processes.  It must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with phases("import torch"):
         from srt.model.worker import build_executor
     executor = build_executor(config, phases)

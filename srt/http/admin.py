@@ -70,7 +70,9 @@ class Admin:
                 "config": config,
                 "model": front.facts,
                 "status": front.status(),
-                "workers": front.worker_facts,
+                "workers": {
+                    name: {**front.worker_facts.get(name, {}), "pid": pid} for name, pid in front.worker_pids().items()
+                },
                 "start_phases": front.start_phases,
                 "scheduler": front.stats,
             }
