@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from srt.messages import ChatPrompt, Finish, IdsPrompt, SamplingParams, TextDelta, TextPrompt
+from srt.messages import CacheReport, ChatPrompt, Finish, IdsPrompt, SamplingParams, TextDelta, TextPrompt
 
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 SEED_MASK = (1 << 63) - 1
@@ -108,6 +108,7 @@ def merge_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
         logprobs=tuple(item for delta in deltas for item in delta.logprobs),
         prompt_logprobs=tuple(item for delta in deltas for item in delta.prompt_logprobs),
         queue_seconds=max(delta.queue_seconds for delta in deltas),
+        cache_report=next((delta.cache_report for delta in deltas if delta.cache_report is not None), None),
     )
 
 
@@ -124,6 +125,10 @@ class _Sample:
     first_at: float | None = None
     last_at: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
+    cache_report: CacheReport | None = None
+    # What the caller was given, piece by piece.
+    texts: list[str] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
 
     def note(self, delta: TextDelta, now: float) -> None:
         """Take over the counters of a delta that has just come."""
@@ -133,6 +138,9 @@ class _Sample:
         tokens = max(0, delta.completion_tokens - self.completion_tokens)
         self.completion_tokens += tokens
         self.finish = delta.finish
+        self.cache_report = self.cache_report or delta.cache_report
+        self.texts.append(delta.text)
+        self.ids.append(delta.ids)
         if not tokens:
             return
         if self.first_at is None:
@@ -149,6 +157,8 @@ class Answer:
         self.ask = ask
         self.rids = rids
         self.prompt_tokens = 0
+        # The tokenizers' name for the prompt; empty where what follows it is not to be remembered.
+        self.mark = b""
         self.failure: RequestFailed | None = None
         self._clock = clock
         self._asked_at = clock()
@@ -173,6 +183,21 @@ class Answer:
     def cached_tokens(self) -> int:
         """Prompt tokens that were in the cache before this call: the smallest count over the samples."""
         return min((sample.cached_tokens for sample in self._samples if sample.reported), default=0)
+
+    @property
+    def cache_report(self) -> CacheReport | None:
+        """The report of the sample that found least in the cache: it is what the cache had before this call.  None
+        until a sample has been admitted."""
+        reports = (sample.cache_report for sample in self._samples if sample.cache_report is not None)
+        return min(reports, key=lambda report: report.cached_tokens, default=None)
+
+    def outputs(self) -> list[tuple[str, bytes]]:
+        """(text, packed ids) that the caller was given of each sample that has ended in order or was cut off."""
+        return [
+            ("".join(sample.texts), b"".join(sample.ids))
+            for sample in self._samples
+            if sample.finish is not None and sample.finish.reason != "error"
+        ]
 
     @property
     def completion_tokens(self) -> int:

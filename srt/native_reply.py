@@ -1,7 +1,7 @@
 """The native reply (SGLang's shape), as POST /generate and the in-process Engine give it.
 
 {"text": ..., "output_ids": [...], "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens",
- "cached_tokens", "queue_time", "e2e_latency", and with log probabilities "input_token_logprobs",
+ "cached_tokens", "cache_report", "queue_time", "e2e_latency", and with log probabilities "input_token_logprobs",
  "output_token_logprobs", "input_top_logprobs", "output_top_logprobs"}}
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from srt.answer import Answer, merge_deltas
+from srt.cache_report import report_fields
 from srt.messages import Finish, TextDelta, TokenLogprob, unpack_ids
 
 # JSON has no infinity; a token that cannot be is given this.
@@ -46,6 +47,7 @@ class NativeReply:
             "prompt_tokens": so_far.prompt_tokens or self._answer.prompt_tokens,
             "completion_tokens": so_far.completion_tokens,
             "cached_tokens": so_far.cached_tokens,
+            "cache_report": report_fields(so_far.cache_report),
             "queue_time": so_far.queue_seconds,
             "e2e_latency": self._answer.e2e_seconds,
         }

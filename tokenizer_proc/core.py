@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from srt.config import ModelFacts
 from srt.messages import (
@@ -11,6 +13,7 @@ from srt.messages import (
     Generate,
     IdsPrompt,
     Rejected,
+    Remember,
     Submit,
     TextPrompt,
     TokenizeCall,
@@ -21,6 +24,8 @@ from srt.messages import (
 from tokenizer_proc.chat import read_messages, read_template_variables
 from tokenizer_proc.encode import Encoder, check_ids, check_length
 from tokenizer_proc.errors import PromptError
+from tokenizer_proc.exact import ExactHistory, scope_of
+from tokenizer_proc.places import message_starts
 from tokenizer_proc.template import ChatTemplate
 
 log = logging.getLogger("sapwood.tokenizer")
@@ -34,10 +39,31 @@ class Outcome:
     generate: tuple[Generate, ...] = ()
 
 
-class TokenizerCore:
-    """Turns prompts into token ids, or into a refusal that says what is wrong."""
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A prompt's ids, the name of the field it came from, and what `Tokenized` says of it besides."""
 
-    def __init__(self, encoder: Encoder, template: ChatTemplate, model: ModelFacts, max_prompt_tokens: int) -> None:
+    ids: list[int]
+    param: str
+    starts: bytes = b""
+    mark: bytes = b""
+
+
+class TokenizerCore:
+    """Turns prompts into token ids, or into a refusal that says what is wrong.
+
+    `exact` puts in the ids that were generated where a prompt has earlier replies; None: that is switched off.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        template: ChatTemplate,
+        model: ModelFacts,
+        max_prompt_tokens: int,
+        exact: ExactHistory | None = None,
+    ) -> None:
+        self._exact = exact
         self._encoder = encoder
         self._template = template
         self._model = model
@@ -57,10 +83,21 @@ class TokenizerCore:
             log.exception("tokenizing a prompt failed")
             return Outcome(Rejected(rids, 500, "the prompt could not be tokenized", code="internal_error"))
 
+    def remember(self, message: Remember) -> None:
+        """Take in what was said after a prompt.  Never raises."""
+        try:
+            if self._exact is not None:
+                self._exact.remember(message)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            log.exception("a reply could not be remembered")
+
     def _submit(self, submit: Submit) -> Outcome:
-        ids, param = self._prompt_ids(submit.prompt)
-        check_length(len(ids), False, self._max_prompt_tokens, self._model.context_length, param)
-        packed = pack_ids(ids)
+        scope = scope_of(submit.tenant, submit.namespace) if submit.use_cache else None
+        read = self._read(submit.prompt, scope)
+        check_length(len(read.ids), False, self._max_prompt_tokens, self._model.context_length, read.param)
+        packed = pack_ids(read.ids)
         generate = tuple(
             Generate(
                 rid=rid,
@@ -74,18 +111,21 @@ class TokenizerCore:
                 logprobs=submit.logprobs,
                 prompt_logprobs_from=submit.prompt_logprobs_from,
                 use_cache=submit.use_cache,
+                message_starts=read.starts,
             )
             for rid, seed in zip(submit.rids, submit.seeds, strict=True)
         )
-        return Outcome(Tokenized(submit.rids, len(ids)), generate)
+        answer = Tokenized(submit.rids, len(read.ids), message_starts=read.starts, mark=read.mark)
+        return Outcome(answer, generate)
 
     def _tokenize(self, call: TokenizeCall) -> Outcome:
         """Only a count or the ids are wanted: texts longer than a prompt may be are fine, as far as they are cheap."""
-        ids, _ = self._prompt_ids(call.prompt)
-        return Outcome(Tokenized((call.rid,), len(ids), pack_ids(ids)))
+        read = self._read(call.prompt, None)
+        return Outcome(Tokenized((call.rid,), len(read.ids), pack_ids(read.ids), read.starts))
 
-    def _prompt_ids(self, prompt: TextPrompt | IdsPrompt | ChatPrompt) -> tuple[list[int], str]:
-        """The prompt's ids and the name of the field it came from."""
+    def _read(self, prompt: TextPrompt | IdsPrompt | ChatPrompt, scope: str | None) -> _Read:
+        """A prompt as tokens; with a `scope`, what is remembered in it is put in."""
+        starts, mark = b"", b""
         if isinstance(prompt, IdsPrompt):
             param = "prompt"
             # Length first: looking at every id of an endless list is what the limit is there to save.
@@ -94,21 +134,37 @@ class TokenizerCore:
         elif isinstance(prompt, TextPrompt):
             param = "prompt"
             self._check_characters(prompt.text, param)
-            ids = self._encoder.encode_text(prompt.text)
+            if self._exact is None or scope is None:
+                ids = self._encoder.encode_text(prompt.text)
+            else:
+                ids, mark = self._exact.encode(scope, prompt.text, self._encoder.encode_text)
         else:
             param = "messages"
-            text = self._render(prompt)
+            messages = read_messages(prompt.messages_json)
+            variables = read_template_variables(prompt.template_kwargs_json)
+            text = self._template.render(messages, prompt.add_generation_prompt, variables)
             self._check_characters(text, param)
-            ids = self._encoder.encode_chat(text)
+            if self._exact is None or scope is None:
+                ids = self._encoder.encode_chat(text)
+            else:
+                ids, mark = self._exact.encode(scope, text, self._encoder.encode_chat)
+            starts = self._message_starts(messages, text, ids, variables)
         if not ids:
             raise PromptError("the prompt is empty: it has no tokens", param=param, code="empty_prompt")
         check_ids(ids, self._model.vocab_size, param)
-        return ids, param
+        return _Read(ids, param, starts, mark)
 
-    def _render(self, prompt: ChatPrompt) -> str:
-        messages = read_messages(prompt.messages_json)
-        variables = read_template_variables(prompt.template_kwargs_json)
-        return self._template.render(messages, prompt.add_generation_prompt, variables)
+    def _message_starts(
+        self, messages: list[dict[str, Any]], text: str, ids: list[int], variables: Mapping[str, Any]
+    ) -> bytes:
+        """The token at which each message begins, packed; nothing where that cannot be told."""
+        try:
+            places = message_starts(messages, text, lambda marked: self._template.render(marked, False, variables))
+        except PromptError:
+            # A template that takes messages only as they are.
+            return b""
+        tokens = None if places is None else self._encoder.tokens_at(text, ids, places)
+        return b"" if tokens is None else pack_ids(tokens)
 
     def _check_characters(self, text: str, param: str) -> None:
         """Refuse a text that cannot fit, however it is tokenized, before it costs anything."""

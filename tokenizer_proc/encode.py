@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from srt.child import StartError
-from srt.tokenizer_file import parse_tokenizer_file, read_tokenizer_file
+from srt.tokenizer_file import TokenizerFile, parse_tokenizer_file, parts_of, read_tokenizer_file
 from tokenizer_proc.bound import token_bound
 from tokenizer_proc.errors import PromptError
 
+# The library's own offsets of longer texts would cost more memory than they are worth.
+MAX_TOKENS_WITH_OFFSETS = 20_000
+
 
 class Encoder:
-    """A tokenizer, and what is known of it: `bound` (None where there is none) tells texts that are far too long."""
+    """A tokenizer, and what is known of it.
+
+    bound         tells texts that are far too long; None where there is none
+    special_head  the special tokens that the post-processor puts in front of a text
+    """
 
     def __init__(self, tokenizer_json: bytes) -> None:
         """From the content of a tokenizer.json.  Raises StartError when it is not one."""
-        self.bound = token_bound(parse_tokenizer_file(tokenizer_json))
+        file = parse_tokenizer_file(tokenizer_json)
+        self.bound = token_bound(file)
+        self._apart = _apart_pattern(file)
+        self._byte_lengths = _byte_lengths(file)
         try:
             self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:
@@ -25,7 +39,7 @@ class Encoder:
         # A file may carry the cutting and padding that its makers trained with; a prompt must get neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._head = self._special_head()
+        self.special_head = self._special_head()
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens that the tokenizer's post-processor adds.
@@ -33,12 +47,39 @@ class Encoder:
         Text that begins with those special tokens already (a chat rendered elsewhere) does not get them twice.
         """
         ids = self._encode(text, add_special_tokens=True)
-        size = len(self._head)
-        return ids[size:] if size and ids[size : 2 * size] == self._head else ids
+        size = len(self.special_head)
+        return ids[size:] if size and ids[size : 2 * size] == self.special_head else ids
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Ids of a rendered chat, where the template has written every special token itself."""
         return self._encode(rendered, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text that ids spell, special tokens included."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def begins_apart(self, text: str, place: int) -> bool:
+        """Whether a token begins at this place whatever stands before it, so that the text from there on is tokenized
+        by itself as it is in the whole.  False: that is not certain."""
+        return self._apart is not None and self._apart.match(text, place) is not None
+
+    def tokens_at(self, text: str, ids: list[int], places: Sequence[int]) -> list[int] | None:
+        """For each of these characters of a text (in rising order) the token that it is in; the number of tokens for
+        the end of the text.  None where that cannot be told.  `ids` spell the text, without a head."""
+        if self._byte_lengths is not None:
+            lengths = self._byte_lengths
+            ends = list(accumulate(lengths.get(token_id, 0) for token_id in ids))
+            borders = [0, *places, len(text)]
+            in_bytes = list(accumulate(len(text[begin:end].encode()) for begin, end in pairwise(borders)))
+            if ends and ends[-1] == in_bytes[-1]:
+                return [bisect_right(ends, place) for place in in_bytes[:-1]]
+        if len(ids) > MAX_TOKENS_WITH_OFFSETS:
+            return None
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if encoding.ids != ids:
+            return None
+        ends = [end for _, end in encoding.offsets]
+        return [bisect_right(ends, place) for place in places]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The fast form leaves out character offsets, which would cost several times the memory of the ids.
@@ -57,6 +98,23 @@ class Encoder:
     def min_tokens(self, text: str) -> int:
         """A number of tokens that the text has at least, found without tokenizing it (0 when nothing is known)."""
         return 0 if self.bound is None else self.bound.min_tokens(text)
+
+
+def _apart_pattern(file: TokenizerFile) -> re.Pattern[str] | None:
+    """Matches the special tokens that are cut out of a text before anything else is done to it."""
+    if any(token.lstrip or token.rstrip for token in file.added_tokens):
+        return None
+    special = sorted((token.content for token in file.added_tokens if token.special and token.content), key=len)
+    return re.compile("|".join(map(re.escape, reversed(special)))) if special else None
+
+
+def _byte_lengths(file: TokenizerFile) -> dict[int, int] | None:
+    """The number of bytes that each token stands for; None for tokenizers that are not byte-level."""
+    if [step.get("type") for step in parts_of(file.decoder)] != ["ByteLevel"]:
+        return None
+    # The byte alphabet has one character for each byte.
+    lengths = {token_id: len(token) for token, token_id in file.token_ids().items()}
+    return lengths | {token.id: len(token.content.encode()) for token in file.added_tokens}
 
 
 def load_encoder(model_path: Path) -> Encoder:

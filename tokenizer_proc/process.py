@@ -13,9 +13,10 @@ import zmq
 from srt.child import Phases, configure_logging
 from srt.config import inbox_path, read_tokenizer_config
 from srt.ipc import Inbox, Outbox
-from srt.messages import Rejected, Shutdown, TokenizerInbox
+from srt.messages import Rejected, Remember, Shutdown, TokenizerInbox
 from tokenizer_proc.core import TokenizerCore
 from tokenizer_proc.encode import load_encoder
+from tokenizer_proc.exact import ExactHistory
 from tokenizer_proc.template import load_chat_template
 
 # How long to wait for new messages while a peer is too slow to take what was sent.
@@ -34,7 +35,8 @@ def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready:
         encoder = load_encoder(folder)
     with phases("chat template"):
         template = load_chat_template(folder, config.chat_template)
-    core = TokenizerCore(encoder, template, config.model, config.max_prompt_tokens)
+    exact = ExactHistory(encoder, config.history_bytes) if config.history_bytes else None
+    core = TokenizerCore(encoder, template, config.model, config.max_prompt_tokens, exact)
     inbox: Inbox[TokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
     front = Outbox(context, inbox_path(config.run_dir, "front"))
     scheduler = Outbox(context, inbox_path(config.run_dir, "scheduler"))
@@ -53,6 +55,9 @@ def _loop(core: TokenizerCore, inbox: Inbox[TokenizerInbox], front: Outbox, sche
         for message in inbox.drain():
             if isinstance(message, Shutdown):
                 return
+            if isinstance(message, Remember):
+                core.remember(message)
+                continue
             outcome = core.handle(message)
             for generate in outcome.generate:
                 scheduler.send(generate)
