@@ -99,6 +99,8 @@ class Loop:
             if self._stopping:
                 break
             launched = self._launch()
+            # A commit may have made room for those that wait: then there is something to plan at once.
+            stepped = launched is not None or running is not None
             if running is not None:
                 self._commit(*running)
             running = launched
@@ -106,7 +108,7 @@ class Loop:
                 self._commit(*running)
                 running = None
             self._send()
-            if running is None and launched is None:
+            if not stepped:
                 self._rest()
         if running is not None:
             self._commit(*running)
