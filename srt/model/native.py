@@ -132,9 +132,12 @@ class NativeKVPool:
         self.page_bytes = (
             2 * config.num_layers * config.num_kv_heads * stored_dim * page_size * DTYPE_BYTES[kernels.dtype]
         )
+        # The library's name tells the instruction set and every change of the source.
+        self.layout = f"native {Path(kernels.library._name).stem}"
         self._shape = (page_size, config.num_layers, config.num_kv_heads, config.head_dim)
         self._kernels = kernels
-        memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes)
+        # Private, since the system gives huge pages to private memory only.
+        memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.pages = np.frombuffer(memory, np.uint8).reshape(-1, self.page_bytes)
@@ -150,7 +153,7 @@ class NativeKVPool:
         self._check_page(page)
         return bytes(self.pages[page].data)
 
-    def write_page(self, page: int, data: bytes) -> None:
+    def write_page(self, page: int, data: bytes | memoryview) -> None:
         """See `KVPool.write_page`.  Raises ValueError when there is no such page or `data` is not a page long."""
         self._check_page(page)
         if len(data) != self.page_bytes:

@@ -209,9 +209,9 @@ struct AttentionScratch {
         const int rows = std::max(QUERY_ROWS, group);
         for (auto *v : {&sum, &all_sum}) v->resize(size_t(rows) * dim);
         weight.resize(size_t(rows) * VW);
-        for (auto *v : {&top, &all_weight, &all_top}) v->resize(rows);
+        for (auto *v : {&top, &all_weight, &all_top}) v->resize(rows + VW);  // read by whole vectors
         scores.resize(MR * TILE);
-        factor.resize(MR);
+        factor.resize(VW);
         chances.resize(MR * TILE);
         k_strips.resize(size_t(TILE) * dim);
         v_strips.resize(size_t(TILE) * dim);
@@ -422,25 +422,31 @@ struct Attention {
 
     // Turns scores into chances, relative to the highest score so far; `factor` is what older sums shrink by.
     void weigh(int first_row, int count, int from, int strips, bool masked, int at, AttentionScratch &s) const {
+        static_assert(MR <= VW, "a vector has a lane for every row of a block");
         const int vectors = strips * STRIP / VW;
+        float here[VW] = {};
         for (int r = 0; r < count; ++r) {
             float *scores = &s.scores[size_t(r) * TILE];
             if (masked) mask(scores, vectors, from, plan.position[(first_row + r) / group]);
             vf most = load<vf>(scores);
             for (int i = 1; i < vectors; ++i) most = max(load<vf>(scores + i * VW), most);
-            const float top = s.top[at + r], here = max_lanes(most) * scale;
-            const float best = here > top ? here : top;
-            s.top[at + r] = best;
-            const vf shrink = exp2v(splat(top - best));
-            s.factor[r] = shrink[0];
-            vf weight = load<vf>(&s.weight[size_t(at + r) * VW]) * shrink;
+            here[r] = max_lanes(most) * scale;
+        }
+        const vf before = load<vf>(&s.top[at]), top = max(load<vf>(here), before);
+        float best[VW];
+        store(best, top);
+        store(&s.factor[0], exp2v(before - top));
+        for (int r = 0; r < count; ++r) {
+            const float *scores = &s.scores[size_t(r) * TILE];
             elem *chances = reinterpret_cast<elem *>(&s.chances[size_t(r) * TILE]);
+            vf weight = load<vf>(&s.weight[size_t(at + r) * VW]) * splat(s.factor[r]);
             for (int i = 0; i < vectors; ++i) {
-                const vf p = exp2v(fma(load<vf>(scores + i * VW), splat(scale), splat(-best)));
+                const vf p = exp2v<T::PRECISE>(fma(load<vf>(scores + i * VW), splat(scale), splat(-best[r])));
                 weight += p;
                 T::put(chances + i * VW, p);
             }
             store(&s.weight[size_t(at + r) * VW], weight);
+            s.top[at + r] = best[r];
         }
     }
 

@@ -91,25 +91,42 @@ SAPWOOD_INLINE float max_lanes(vf v) {
     return fold_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// 2^x to about one unit in the last place; exactly 0 below -126 and exactly 1 at 0; not-a-number stays what it is.
+// 2^f for |f| <= 1/2, exactly 1 at 0: polynomials of least relative error, 2e-8 or 3e-6.
+template <bool PRECISE>
+SAPWOOD_INLINE vf exp2_fraction(vf f) {
+    vf p;
+    if constexpr (PRECISE) {
+        p = splat(1.5353361959569156e-4f);
+        p = fma(p, f, splat(1.3398875016719103e-3f));
+        p = fma(p, f, splat(9.61843691766262e-3f));
+        p = fma(p, f, splat(5.5503323674201965e-2f));
+        p = fma(p, f, splat(2.4022647738456726e-1f));
+        p = fma(p, f, splat(6.9314718246459961e-1f));
+    } else {
+        p = splat(9.5828529447317123e-3f);
+        p = fma(p, f, splat(5.5906426161527634e-2f));
+        p = fma(p, f, splat(2.4024099111557007e-1f));
+        p = fma(p, f, splat(6.9312417507171631e-1f));
+    }
+    return fma(p, f, splat(1.0f));
+}
+
+// 2^x; exactly 0 far below and exactly 1 at 0; not-a-number stays what it is.
+template <bool PRECISE = true>
 SAPWOOD_INLINE vf exp2v(vf x) {
+#if defined(__AVX512F__)
+    // The second operand comes out where one is not a number.
+    const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x);
+    const __m512 whole = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (vf)_mm512_scalef_ps((__m512)exp2_fraction<PRECISE>((vf)_mm512_sub_ps(bounded, whole)), whole);
+#else
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest whole number
     const vf bounded = x > splat(127.0f) ? splat(127.0f) : x;
     const vf shifted = bounded + magic;
-    const vf whole = shifted - magic;
-    const vf f = bounded - whole;
-    // Taylor terms of 2^f = e^(f ln 2) for |f| <= 1/2; the first one left out is below 3e-9.
-    vf p = splat(1.5252733804059840e-5f);
-    p = fma(p, f, splat(1.5403530393381609e-4f));
-    p = fma(p, f, splat(1.3333558146428443e-3f));
-    p = fma(p, f, splat(9.6181291076284772e-3f));
-    p = fma(p, f, splat(5.5504108664821580e-2f));
-    p = fma(p, f, splat(2.4022650695910071e-1f));
-    p = fma(p, f, splat(6.9314718055994531e-1f));
-    p = fma(p, f, splat(1.0f));
     const vu power = ((vu)shifted - (vu)magic + 127u) << 23;
-    const vf value = p * (vf)power;
+    const vf value = exp2_fraction<PRECISE>(bounded - (shifted - magic)) * (vf)power;
     return x < splat(-126.0f) ? vf{} : value;
+#endif
 }
 
 constexpr float LOG2E = 1.44269504088896340736f;
@@ -139,10 +156,12 @@ SAPWOOD_INLINE float from_bf16(uint16_t x) {
 // The two number formats of weights, KV and the inputs of products.  A word is 32 bits: PER_WORD neighbours along
 // the dimension that a product sums over.  dot() adds the products of two vectors of words to VW sums.  BLOCK_WORDS is
 // the most that is summed in one go: short for float32, where long sums lose digits; for bfloat16 as much of a panel
-// as should lie in the second-level cache.
+// as should lie in the second-level cache.  PRECISE: whether chances are stored with more digits than the quick
+// polynomial has.
 struct F32 {
     typedef float elem;
     static constexpr int PER_WORD = 1, BLOCK_WORDS = 128;
+    static constexpr bool PRECISE = true;
     static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) { return fma((vf)a, (vf)b, sum); }
     static SAPWOOD_INLINE void put(elem *to, vf x) { store(to, x); }
     static SAPWOOD_INLINE float get(elem x) { return x; }
@@ -151,6 +170,7 @@ struct F32 {
 struct BF16 {
     typedef uint16_t elem;
     static constexpr int PER_WORD = 2, BLOCK_WORDS = 512;
+    static constexpr bool PRECISE = false;
     static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) {
 #if defined(__AVX512BF16__)
         return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
