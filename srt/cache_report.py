@@ -71,8 +71,8 @@ def _place(report: CacheReport) -> str:
     if not report.message:
         return f"token {report.position}"
     if report.message == "generation_prompt":
-        return f"token {report.position}, behind the last message,"
-    return f"token {report.position}, which is token {report.message_offset} of {report.message},"
+        return f"token {report.position} (behind the last message)"
+    return f"token {report.position} (token {report.message_offset} of {report.message})"
 
 
 def _quoted(text: str, last: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ from tokenizer_proc.core import TokenizerCore
 from tokenizer_proc.encode import load_encoder
 from tokenizer_proc.exact import ExactHistory
 from tokenizer_proc.template import load_chat_template
+from tokenizer_proc.turns import how_turns_part
+
+log = logging.getLogger("sapwood.tokenizer")
 
 # How long to wait for new messages while a peer is too slow to take what was sent.
 RETRY_SECONDS = 0.02
@@ -40,12 +44,29 @@ def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready:
     inbox: Inbox[TokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
     front = Outbox(context, inbox_path(config.run_dir, "front"))
     scheduler = Outbox(context, inbox_path(config.run_dir, "scheduler"))
-    ready(config.index, chat_template=", ".join(template.names) or "none", max_prompt_tokens=config.max_prompt_tokens)
+    parting = how_turns_part(template) if template.names else None
+    if config.index == 0 and template.names:
+        _tell_of_turns(parting)
+    ready(
+        config.index,
+        chat_template=", ".join(template.names) or "none",
+        max_prompt_tokens=config.max_prompt_tokens,
+        turns_extend=parting is None,
+        exact_history=exact is not None,
+    )
     try:
         _loop(core, inbox, front, scheduler)
     finally:
         for socket in (inbox, front, scheduler):
             socket.close()
+
+
+def _tell_of_turns(parting: str | None) -> None:
+    """One line on whether conversations can be found in the cache turn after turn."""
+    if parting is None:
+        log.info("chat template: each turn is a prefix of the next, so that conversations are reused whole")
+    else:
+        log.warning("chat template: a turn is not a prefix of the next, so that reuse ends there: %s", parting)
 
 
 def _loop(core: TokenizerCore, inbox: Inbox[TokenizerInbox], front: Outbox, scheduler: Outbox) -> None:

@@ -73,6 +73,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         environment = make_environment()
+        self._sources = tuple(sources.values())
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -85,6 +86,10 @@ class ChatTemplate:
     def names(self) -> tuple[str, ...]:
         """The templates there are."""
         return tuple(self._templates)
+
+    def mentions(self, text: str) -> bool:
+        """Whether one of the templates has this text in its source."""
+        return any(text in source for source in self._sources)
 
     def render(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
