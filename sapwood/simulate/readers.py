@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,29 +29,35 @@ SESSION_BLOCKS = 2**24
 HEAD_SESSION = 0
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+# A number that a key of `sapwood.simulate.trace` has room for.
+BlockId = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+Tokens = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class MooncakeRow(msgspec.Struct):
     """One request.  `timestamp` in milliseconds; one id for each block of the input, the last partly filled."""
 
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
+    timestamp: Seconds
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[BlockId]
 
 
 class AgentStep(msgspec.Struct):
     """One request of a session; `hash_runs`: [first id, count] of its whole blocks."""
 
-    t: float
-    input: int = msgspec.field(name="in")
-    output: int = msgspec.field(name="out")
-    hash_runs: list[tuple[int, int]]
+    t: Seconds
+    input: Tokens = msgspec.field(name="in")
+    output: Tokens = msgspec.field(name="out")
+    hash_runs: list[tuple[BlockId, BlockId]]
     think_time: float | None = None
 
 
 class AgentSession(msgspec.Struct):
     """One session."""
 
-    block_size: int
+    block_size: Tokens
     requests: list[AgentStep]
     tool_tokens: int = 0
     system_tokens: int = 0
@@ -64,10 +70,10 @@ class RecordedRow(msgspec.Struct, omit_defaults=True):
     `arrival`: seconds; from the end of row `after`, where that is given.
     """
 
-    arrival: float
-    prompt: list[tuple[str, int]]
-    output_tokens: int
-    max_tokens: int | None = None
+    arrival: Seconds
+    prompt: Annotated[list[tuple[str, Tokens]], msgspec.Meta(min_length=1)]
+    output_tokens: Tokens
+    max_tokens: Tokens | None = None
     after: int | None = None
     tenant: str = ""
     priority: int = 0
@@ -121,14 +127,8 @@ def _rows(path: Path, lines: list[bytes], kind: Any, first: int = 1) -> Iterator
                 raise TraceError(f"{path}:{number}: {error}") from None
 
 
-def _check(path: Path, line: int, prompt_tokens: int, output_tokens: int) -> None:
-    if prompt_tokens < 1 or output_tokens < 1:
-        raise TraceError(f"{path}:{line}: {prompt_tokens} tokens in, {output_tokens} out; each must be at least 1")
-
-
 def _mooncake(path: Path, lines: list[bytes]) -> Iterator[TraceRequest]:
-    for index, (line, row) in enumerate(_rows(path, lines, MooncakeRow)):
-        _check(path, line, row.input_length, row.output_length)
+    for index, (_, row) in enumerate(_rows(path, lines, MooncakeRow)):
         covered = min(row.input_length, len(row.hash_ids) * MOONCAKE_BLOCK)
         prompt = [Piece(_shared(row.hash_ids), MOONCAKE_BLOCK, 0, covered)]
         if covered < row.input_length:
@@ -151,7 +151,8 @@ def _azure(path: Path, lines: list[bytes]) -> Iterator[TraceRequest]:
             prompt_tokens, output_tokens = int(context), int(generated)
         except ValueError as error:
             raise TraceError(f"{path}:{index + 2}: {error}") from None
-        _check(path, index + 2, prompt_tokens, output_tokens)
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise TraceError(f"{path}:{index + 2}: {prompt_tokens} tokens in, {output_tokens} out")
         begin = begin or moment
         arrival = (moment - begin).total_seconds()
         yield TraceRequest(
@@ -166,13 +167,10 @@ def _agentic(path: Path, lines: list[bytes]) -> Iterator[TraceRequest]:
     """
     first = 0
     for session, (line, row) in enumerate(_rows(path, lines, AgentSession), 1):
-        if row.block_size < 1:
-            raise TraceError(f"{path}:{line}: blocks of {row.block_size} tokens")
         head = (row.tool_tokens + row.system_tokens) // row.block_size
         keys = [_session_keys(path, line, session, step, head) for step in row.requests]
         texts = _session_texts(keys, row, first)
         for index, step in enumerate(row.requests):
-            _check(path, line, step.input, step.output)
             arrival, after = (session - 1) * SESSION_SECONDS, None
             if index:
                 after = first + index - 1
@@ -185,7 +183,7 @@ def _agentic(path: Path, lines: list[bytes]) -> Iterator[TraceRequest]:
 def _session_keys(path: Path, line: int, session: int, step: AgentStep, head: int) -> Keys:
     numbers: list[int] = []
     for begin, count in step.hash_runs:
-        if begin < 0 or count < 0 or begin + count >= SESSION_BLOCKS:
+        if begin + count >= SESSION_BLOCKS:
             raise TraceError(f"{path}:{line}: a run of {count} blocks from {begin}")
         numbers += range(begin, begin + count)
     keys = _shared(numbers) + np.uint64(session * SESSION_BLOCKS)
@@ -230,7 +228,6 @@ def _recording(path: Path, lines: list[bytes]) -> Iterator[TraceRequest]:
     ends: list[int] = []
     for index, (line, row) in enumerate(_rows(path, lines, RecordedRow, first=2)):
         prompt = tuple(_recorded_piece(path, line, name, tokens, names, ends) for name, tokens in row.prompt)
-        _check(path, line, sum(piece.length for piece in prompt), row.output_tokens)
         if row.after is not None and not 0 <= row.after < index:
             raise TraceError(f"{path}:{line}: comes after row {row.after}, which is not before it")
         yield TraceRequest(
