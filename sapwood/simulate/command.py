@@ -64,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise StartError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    for name in ("csv", "plot"):
+        path = getattr(arguments, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise StartError(f"--{name} {path}: no such folder")
     try:
         trace = read_trace(arguments.trace)
         profile = _profile(arguments)

@@ -125,6 +125,7 @@ def test_a_roofline_takes_the_shape_of_a_model_folder(
         (["--max-total-tokens", "40"], "no request fits into 32 tokens"),
         (["--csv", "no/such/folder/f.csv"], "--csv no/such/folder/f.csv"),
         (["--plot", "no/such/folder/f.png"], "--plot no/such/folder/f.png"),
+        (["--plot", "picture.of.nothing"], "--plot picture.of.nothing"),
         (["--model", "."], "--model"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_fault_in_a_profile_is_told_in_one_line(content: str, said: str, tmp_p
 def test_a_machine_that_computes_nothing_is_refused(tmp_path: Path) -> None:
     broken = msgspec.structs.replace(ROOFLINE, hardware=msgspec.structs.replace(MACHINE, bytes_per_second=0.0))
     write_profile(tmp_path / "p.json", broken)
-    with pytest.raises(ProfileError, match="hardware.bytes_per_second is 0"):
+    with pytest.raises(ProfileError, match=r"hardware\.bytes_per_second is 0"):
         read_profile(tmp_path / "p.json")
 
 
