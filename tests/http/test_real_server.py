@@ -325,3 +325,46 @@ def test_every_client_of_a_full_queue_gets_an_answer(
         assert found.value("sapwood_num_requests_total", finish_reason="refused") == statuses.count(429)
         with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as ai:
             assert ai.completions.create(model=ai.models.list().data[0].id, prompt="x", max_tokens=1).choices
+
+
+def test_samples_of_one_prompt_differ_by_seed_and_come_in_order(ai: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": ai.models.list().data[0].id, "max_tokens": 12, "n": 2, "seed": 7}
+    fields["messages"] = [{"role": "user", "content": "Tell me about rivers."}]
+    replies = [ai.chat.completions.create(**fields) for _ in range(2)]
+    texts = [[choice.message.content for choice in reply.choices] for reply in replies]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
+    assert [choice.index for choice in replies[0].choices] == [0, 1]
+    chunks = ai.chat.completions.create(**fields, stream=True)
+    streamed = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "code"),
+    [
+        ({"temperature": -1}, openai.BadRequestError, "invalid_value"),
+        ({"messages": []}, openai.BadRequestError, None),
+        (
+            {"messages": [{"role": "user", "content": "tree " * 4000}]},
+            openai.BadRequestError,
+            "context_length_exceeded",
+        ),
+        ({"model": "another"}, openai.NotFoundError, "model_not_found"),
+        ({"extra_body": {"no_such_field": 1}}, openai.BadRequestError, "unknown_field"),
+        ({"messages": [{"role": "user", "content": "x" * 9_000_000}]}, openai.APIStatusError, "request_too_large"),
+    ],
+)
+def test_the_clients_exceptions_from_the_whole_runtime(
+    ai: openai.OpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], code: str | None
+) -> None:
+    call = {"model": ai.models.list().data[0].id, "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    for stream in (False, True):
+        with pytest.raises(kind) as caught:
+            ai.chat.completions.create(**{**call, **fields, "stream": stream})
+        if code is not None:
+            assert caught.value.code == code
+    assert ai.chat.completions.create(**call).usage is not None
