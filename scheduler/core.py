@@ -25,15 +25,9 @@ from scheduler.pace import Pace
 from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
+from scheduler.tier import DiskTier
 from scheduler.waiting import WaitingQueue
-from srt.messages import (
-    Abort,
-    Finish,
-    Generate,
-    Rejected,
-    SchedulerStats,
-    StopFound,
-)
+from srt.messages import Abort, Finish, Generate, Rejected, SchedulerStats, StopFound
 from srt.plan import Plan, RowLogprobs, SlotOpen, StepResult
 
 # Aborts of unknown requests that are remembered, since an abort may overtake its request.
@@ -78,11 +72,12 @@ class Scheduler:
         use_cache: bool = True,
         stream_interval: int = 1,
         pace: Pace | None = None,
+        tier: DiskTier | None = None,
     ) -> None:
         self.limits = limits
         # Output tokens that are sent together; the first goes at once.
         self.stream_interval = stream_interval
-        self.holdings = Holdings(pool, tree, use_cache)
+        self.holdings = Holdings(pool, tree, use_cache, tier)
         self.growth = GrowthEstimate()
         self.pace = pace or Pace(None)
         self.totals = Totals()
@@ -129,17 +124,17 @@ class Scheduler:
 
     def stats(self, now: float) -> SchedulerStats:
         """Gauges of this moment and totals since the start."""
-        pool, tree = self.holdings.pool, self.holdings.tree
-        cached = tree.evictable_pages
+        pool = self.holdings.pool
         return self.totals.stats(
             running=len(self._running),
             waiting=len(self._waiting),
             pages_total=pool.num_pages,
             pages_free=pool.num_free,
-            pages_cached=cached,
+            pages_cached=self.holdings.tree.evictable_pages,
             pages_evicted=self.holdings.evicted_pages,
             page_size=pool.page_size,
             oldest_wait_seconds=self._waiting.oldest_wait(now),
+            lower_tier=self.holdings.tier.stats(),
         )
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -157,6 +152,7 @@ class Scheduler:
         """Forget every cached prefix.  False, unchanged, while a request holds one."""
         if self._running or self._in_flight or not self.holdings.tree.flush():
             return False
+        self.holdings.tier.flush()
         self._waiting.forget_matches()
         return True
 
@@ -247,6 +243,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when there is nothing to do, or nothing before the step in flight is committed."""
         self._misses.now = now
+        self.holdings.tier.poll(now)
         self._expire(now)
         retractions = self.totals.retractions
         rows = self._continue_running()
@@ -301,7 +298,7 @@ class Scheduler:
         """Grow the request's table, retracting others, or itself, when the pool is dry and nothing is in flight."""
         self._misses.pressure = f"a running request grew to {num_tokens} tokens"
         while not self.holdings.grow(request, num_tokens):
-            if self._in_flight:
+            if self._in_flight or self.holdings.tier.gives_back():
                 return False
             victim = self._victim()
             if victim is request and len(self._running) == 1:
@@ -349,7 +346,10 @@ class Scheduler:
             self._misses.pressure = f"a request of {request.known} tokens was admitted"
             # What runs alone may use the whole pool: its limit was set so that it fits.
             growth = self.holdings.pages_for(self.growth.tokens(request, self.holdings.page_size))
-            own_copies = self.holdings.admit(request, reserve + growth if self._running else 0)
+            kept_free = reserve + growth if self._running else 0
+            if self.holdings.tier.holds(request, kept_free):
+                continue
+            own_copies = self.holdings.admit(request, kept_free)
             if own_copies is None:
                 break
             num_tokens = min(request.to_plan, budget)
@@ -375,6 +375,7 @@ class Scheduler:
         self._running.append(request)
         self._opened.append(request.slot_open())
         self.totals.prompt_lookups(request)
+        self.holdings.tier.admitted(request)
         if request.first_cached is None:
             request.cache_report = self._misses.report(request, self.holdings.caches(request), self.holdings.use_cache)
             # What a retraction makes the server compute again is not the tenant's fault.
@@ -391,6 +392,7 @@ class Scheduler:
         decode_rows = sum(row.end - row.start == 1 for row in flight.rows)
         prefill_tokens = sum(row.end - row.start for row in flight.rows) - decode_rows
         self.pace.observe(result.seconds, decode_rows, prefill_tokens)
+        self.holdings.tier.observe_step(result.seconds, prefill_tokens)
         last = self._in_flight[-1].step if self._in_flight else None
         for index, row in enumerate(flight.rows):
             request = row.request

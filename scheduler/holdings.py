@@ -8,16 +8,19 @@ it.  A page becomes free when its last owner lets go, so it never matters who le
                                          admission
 
 While a step is in flight it may read or write every page that was in its plan.  Pages that a request loses in
-that time (it ended, or the tree had the same run already) rest in limbo until that step has been committed.
+that time (it ended, or the tree had the same run already) rest in limbo until that step has been committed.  So a
+free page is in no step in flight, and whoever takes it may fill it at once.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from radix import PagePool, RadixTree
+from radix import Lock, PagePool, RadixTree
 from scheduler.request import Request
+from scheduler.tier import DiskTier, NoTier
 
 # (source page, destination page, rows): rows to copy before the step that computes on top of them.
 Copy = tuple[int, int, int]
@@ -26,18 +29,23 @@ Change = Callable[[str, bytes, int], None]
 
 
 class Holdings:
-    """Pages of all requests, over one pool and one tree.  Without `use_cache` nothing is matched or published."""
+    """Pages of all requests, over one pool and one tree.  Without `use_cache` nothing is matched or published.
 
-    def __init__(self, pool: PagePool, tree: RadixTree, use_cache: bool) -> None:
+    `tier`: where the tree's pages are kept too, and come back from.
+    """
+
+    def __init__(self, pool: PagePool, tree: RadixTree, use_cache: bool, tier: DiskTier | NoTier | None = None) -> None:
         self.pool = pool
         self.tree = tree
         self.use_cache = use_cache
+        self.tier = tier or NoTier()
         self.evicted_pages = 0
         # Called when the tree has taken tokens `[start, end)` of a run, and when it is about to lose them.
         self.on_publish: list[Change] = []
         self.on_evict: list[Change] = []
         tree.on_evict = self._on_evict
         self._limbo: deque[tuple[int, list[int]]] = deque()
+        self.tier.attach(self)
 
     @property
     def page_size(self) -> int:
@@ -101,7 +109,8 @@ class Holdings:
         if match.partial_page is not None and self.grow(request, request.cached + 1):
             copies.append((match.partial_page, int(request.table.pages[full]), match.partial_rows))
             request.computed = request.planned = match.num_tokens
-            request.copied_from = True
+            self.pool.share([match.partial_page])
+            request.copied_from = match.partial_page
         return copies
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -109,14 +118,21 @@ class Holdings:
         needed = self.pages_for(num_tokens) - request.table.num_pages
         if needed <= 0:
             return True
-        short = needed - self.pool.num_free
-        if short > 0:
-            self.evicted_pages += self.tree.evict(short)
-        pages = self.pool.alloc(needed)
+        pages = self.take_pages(needed)
         if pages is None:
             return False
         request.table.extend(pages)
         return True
+
+    def take_pages(self, count: int) -> array[int] | None:
+        """Free pages, evicting if need be, with the caller as owner.  None when there are not so many."""
+        while True:
+            short = count - self.pool.num_free
+            if short > 0:
+                self.evicted_pages += self.tree.evict(short)
+            pages = self.pool.alloc(count)
+            if pages is not None or not self.tier.drop_saves():
+                return pages
 
     def publish(self, request: Request, num_tokens: int, in_flight_step: int | None) -> None:
         """Give the tree the full pages among the first `num_tokens` computed tokens.
@@ -126,12 +142,17 @@ class Holdings:
         published pages alone: a page that it copied rows from may go.
         """
         end = max(num_tokens // self.page_size * self.page_size, request.cached)
-        if not self.caches(request) or (end == request.cached and not request.copied_from):
+        if not self.caches(request) or (end == request.cached and request.copied_from is None):
             return
         tree_pages = self._insert(request, end)
         self._adopt(request, tree_pages, request.cached // self.page_size, in_flight_step)
         request.cached = end
-        request.copied_from = False
+        self._let_go(self._copy_source(request), in_flight_step)
+
+    def _copy_source(self, request: Request) -> list[int]:
+        """Take from a request the page that it copied rows from, if it has one."""
+        page, request.copied_from = request.copied_from, None
+        return [] if page is None else [page]
 
     def _insert(self, request: Request, num_tokens: int) -> Sequence[int]:
         """Give the tree the first tokens, move the lock to them, and return the tree's pages for the full ones."""
@@ -142,7 +163,17 @@ class Holdings:
         if insert.new_tokens:
             for listener in self.on_publish:
                 listener(namespace, tokens, num_tokens - insert.new_tokens)
+        self.tier.save(request, tokens, insert.pages)
         return insert.pages
+
+    def insert_loaded(self, namespace: str, tokens: bytes, pages: Sequence[int], lock: Lock) -> Lock:
+        """Give the tree a run that came back from the lower tier.  `lock` is given back for the one returned."""
+        insert = self.tree.insert(namespace, tokens, pages, lock)
+        if insert.new_tokens:
+            for listener in self.on_publish:
+                listener(namespace, tokens, len(tokens) // 4 - insert.new_tokens)
+        assert insert.lock is not None
+        return insert.lock
 
     def _adopt(self, request: Request, tree_pages: Sequence[int], first: int, in_flight_step: int | None) -> None:
         duplicates = []
@@ -160,8 +191,7 @@ class Holdings:
         if request.lock is not None:
             self.tree.unlock(request.lock)
             request.lock = None
-        request.copied_from = False
-        self._let_go(request.table.take_all(), in_flight_step)
+        self._let_go(request.table.take_all() + self._copy_source(request), in_flight_step)
         request.cached = request.computed = request.planned = request.promised = 0
 
     def _let_go(self, pages: list[int], in_flight_step: int | None) -> None:
@@ -180,11 +210,15 @@ class Holdings:
     def check(self, requests: list[Request]) -> None:
         """Recompute every counter.  Raises AssertionError when one is off."""
         self.tree.check()
+        self.tier.check()
         self.pool.check(self._owners(requests))
 
     def _owners(self, requests: list[Request]) -> Iterator[Sequence[int]]:
         yield from self.tree.owned()
+        yield from self.tier.owned()
         for request in requests:
             yield request.table.pages.tolist()
+            if request.copied_from is not None:
+                yield [request.copied_from]
         for _, pages in self._limbo:
             yield pages

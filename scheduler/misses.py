@@ -67,6 +67,7 @@ class Misses:
         message, message_offset = _message_at(request.message.message_starts, position)
         return CacheReport(
             cached_tokens=position,
+            disk_tokens=request.disk_tokens,
             computed_tokens=request.known - position,
             reason=reason,  # type: ignore[arg-type]
             position=position,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+import msgspec
+
 from scheduler.request import Request
 from srt.messages import STEP_SECONDS_BUCKETS, SchedulerStats
 
@@ -48,9 +50,10 @@ class Totals:
         pages_evicted: int,
         page_size: int,
         oldest_wait_seconds: float,
+        lower_tier: dict[str, int],
     ) -> SchedulerStats:
-        """The message for the front."""
-        return SchedulerStats(
+        """The message for the front.  `lower_tier`: its fields whose names begin with `disk_`."""
+        stats = SchedulerStats(
             running=running,
             waiting=waiting,
             pages_total=pages_total,
@@ -72,3 +75,4 @@ class Totals:
             step_histogram=tuple(self.step_histogram),
             oldest_wait_seconds=oldest_wait_seconds,
         )
+        return msgspec.structs.replace(stats, **lower_tier)

@@ -20,6 +20,7 @@ from enum import Enum
 import numpy as np
 
 from radix import Lock
+from radix.disk import BlockChain
 from srt.messages import CacheReport, Finish, Generate, StreamOpen, TokenLogprob
 from srt.plan import Int32Array, SlotOpen
 
@@ -101,8 +102,10 @@ class Request:
         "awaits",
         "cache_report",
         "cached",
+        "chain",
         "computed",
         "copied_from",
+        "disk_tokens",
         "finish",
         "first_cached",
         "hint_tokens",
@@ -150,13 +153,16 @@ class Request:
         # Possessions.
         self.table = PageTable()
         self.lock: Lock | None = None
-        # Whether the lock still keeps a page of the tree whose first rows were copied into a page of our own.
-        self.copied_from = False
+        # The page of the tree whose first rows are copied into a page of our own, until that has been done.
+        self.copied_from: int | None = None
         self.slot: int | None = None
         # While it waits: tokens that are cached, its place in the order, and who computes what it waits for.
         self.hint_tokens = 0
         self.rank: tuple[bool, float, int] = (True, 0.0, order)
         self.awaits: tuple[Request, int] | None = None
+        # The names of its blocks in the lower tier, and how many tokens came from there at the first admission.
+        self.chain: BlockChain | None = None
+        self.disk_tokens = 0
         # Reports.
         self.admitted_at: float | None = None
         self.first_cached: int | None = None

@@ -76,6 +76,7 @@ class WaitingQueue:
         if not request.retractions:
             self._sheddable.remove(request)
         self._stale.pop(request.rid, None)
+        self._holdings.tier.leave(request)
         neighbours = self._by_tokens.get(request.message.namespace)
         if neighbours is not None and request in neighbours:
             neighbours.remove(request)

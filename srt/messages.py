@@ -198,6 +198,7 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the reuse of a prompt's prefix stopped, and why.
 
     cached_tokens     tokens taken from the cache; the other `computed_tokens` of the prompt were computed
+    disk_tokens       how many of the cached tokens were loaded from disk for this request
     reason            all_cached       only the last token was left, which is always computed
                       first_seen       nothing with this beginning has been cached, as far as is remembered
                       diverged         the cache goes on with other tokens: `cached_next` instead of `prompt_next`
@@ -229,6 +230,7 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
     before_text: str = ""
     message: str = ""
     message_offset: int = 0
+    disk_tokens: int = 0
 
 
 class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -381,6 +383,11 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     `prompt_tokens` and `cached_tokens` count every request once, when it is first admitted.  `step_histogram` has
     one count for each bound of STEP_SECONDS_BUCKETS (steps that took at most so long and longer than the bound
     before), and one more for the longer ones.
+
+    Disk: `disk_hits` requests got `disk_tokens` tokens from it, as their first admission's reports say; `disk_dropped`
+    blocks were not written since the writer was behind or failing; `disk_errors` reads and writes failed; `disk_late`
+    loads were not waited for to the end; there are `disk_blocks` files that can be used, and files of `disk_used_bytes`
+    in all; `disk_loading` loads are under way.
     """
 
     running: int
@@ -403,6 +410,17 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     plan_seconds: float
     step_histogram: tuple[int, ...] = ()
     oldest_wait_seconds: float = 0.0
+    disk_hits: int = 0
+    disk_tokens: int = 0
+    disk_read_bytes: int = 0
+    disk_writes: int = 0
+    disk_written_bytes: int = 0
+    disk_dropped: int = 0
+    disk_errors: int = 0
+    disk_late: int = 0
+    disk_blocks: int = 0
+    disk_used_bytes: int = 0
+    disk_loading: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

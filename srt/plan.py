@@ -144,3 +144,29 @@ class Executor(Protocol):
     def close(self) -> None:
         """Finish what is queued and give everything back."""
         ...
+
+
+class PageMemory(Protocol):
+    """The memory behind the page ids, for whoever keeps pages elsewhere too.  May be used from any thread.
+
+    Only full pages that the tree holds are read, and only pages that no step knows are written.
+    """
+
+    @property
+    def page_bytes(self) -> int:
+        """What a page takes, all layers, K and V."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """Everything that the bytes depend on beside model, weights and number format: who computes, and how it is laid
+        out.  Pages may be exchanged between memories of the same layout alone."""
+        ...
+
+    def read_page(self, page: int) -> bytes:
+        """The exact bytes of a page."""
+        ...
+
+    def write_page(self, page: int, data: bytes | memoryview) -> None:
+        """The inverse of `read_page`."""
+        ...

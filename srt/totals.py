@@ -19,6 +19,14 @@ _TOTALS = (
     "step_rows",
     "step_seconds",
     "plan_seconds",
+    "disk_hits",
+    "disk_tokens",
+    "disk_read_bytes",
+    "disk_writes",
+    "disk_written_bytes",
+    "disk_dropped",
+    "disk_errors",
+    "disk_late",
 )
 
 
@@ -45,6 +53,7 @@ class RunningTotals:
             pages_cached=0,
             pages_in_use=0,
             oldest_wait_seconds=0.0,
+            disk_loading=0,
         )
         self._before = self.stats
 

@@ -33,6 +33,9 @@ class KVPool(Protocol):
 
     num_pages: int
     page_size: int
+    page_bytes: int
+    # See srt.plan.PageMemory, which every pool is too.
+    layout: str
 
     def copy_rows(self, copies: Int32Array) -> None:
         """`copies` int32 [C,3]: (source page, destination page, rows), carried out in order."""
@@ -42,7 +45,7 @@ class KVPool(Protocol):
         """The exact bytes of a page, all layers, K and V."""
         ...
 
-    def write_page(self, page: int, data: bytes) -> None:
+    def write_page(self, page: int, data: bytes | memoryview) -> None:
         """The inverse of `read_page`.  Raises ValueError when the length is not a page's."""
         ...
 

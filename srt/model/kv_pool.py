@@ -23,6 +23,9 @@ class TorchKVPool:
         self.page_size = page_size
         self.k = torch.empty(shape, dtype=dtype)
         self.v = torch.empty(shape, dtype=dtype)
+        self.page_bytes = 2 * self.k[:, 0].nbytes if num_pages else 0
+        # Other versions, and other instruction sets, round otherwise.
+        self.layout = f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
     def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer by token slot (page * page_size + offset): views [slots, kv_heads, head_dim]."""
@@ -39,7 +42,7 @@ class TorchKVPool:
         both = torch.stack([self.k[:, page], self.v[:, page]])
         return both.view(torch.uint8).numpy().tobytes()
 
-    def write_page(self, page: int, data: bytes) -> None:
+    def write_page(self, page: int, data: bytes | memoryview) -> None:
         """The inverse of `read_page`.  Raises ValueError when the length is not a page's."""
         shape = (2, *self.k[:, page].shape)
         expected = 2 * self.k[:, page].numel() * self.k.element_size()

@@ -24,7 +24,7 @@ from srt.model.llama import TorchModel
 from srt.model.native import Kernels, NativeModel, NativeUnavailable, load_kernels
 from srt.model.step import StepRunner
 from srt.model.weights import load_weights
-from srt.plan import Plan, StepResult
+from srt.plan import PageMemory, Plan, StepResult
 
 log = logging.getLogger("sapwood.model")
 
@@ -44,11 +44,12 @@ class ForwardWorker:
     """Implements `srt.plan.Executor` for a model that computes in this process.
 
     With `overlap` off, `launch` runs the step before it returns; results are the same.  `threads`: how many the
-    tensor library may use for one operation, None to leave that as it is.
+    tensor library may use for one operation, None to leave that as it is.  `memory`: the pages that plans name.
     """
 
     def __init__(self, model: LanguageModel, overlap: bool = True, threads: int | None = None) -> None:
         self._steps = StepRunner(model)
+        self.memory: PageMemory = model.kv
         self._thread: ThreadPoolExecutor | None = None
         if overlap:
             self._thread = ThreadPoolExecutor(1, "forward", initializer=_set_threads, initargs=(threads,))

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from radix import PagePool, RadixTree
 from scheduler.core import Limits, Scheduler
+from scheduler.page_folder import PageFolder
 from scheduler.policy import POLICIES
+from scheduler.tier import DiskTier
+from scheduler.tier_io import TierFiles
 from srt.messages import Abort, Rejected, StopFound
 from srt.plan import Plan, StepHandle
 from tests.scheduler.oracle import Oracle, Stream, message
 
+IDENTITY = b"an oracle"
+
 
 class Bench:
-    """Drives a scheduler as its loop does.  `overlap` keeps one step in flight while the next is planned."""
+    """Drives a scheduler as its loop does.  `overlap` keeps one step in flight while the next is planned.
+
+    `disk`: a folder to keep pages in, in blocks of `block_pages`; its threads' work is done in `step`, one piece of
+    each kind, or, without `disk_works`, when the test says so.
+    """
 
     def __init__(
         self,
@@ -30,15 +40,26 @@ class Bench:
         use_cache: bool = True,
         eos: frozenset[int] = frozenset(),
         max_queued: int | None = None,
+        disk: Path | None = None,
+        block_pages: int = 1,
+        disk_bytes: int = 10**9,
+        identity: bytes = IDENTITY,
         **limits: Any,
     ) -> None:
+        self.now = 0.0
         self.pool = PagePool(pages, page_size)
         self.tree = RadixTree(self.pool)
         bounds = Limits(context, step_tokens, rows, max_queued, eos_token_ids=eos, **limits)
-        self.core = Scheduler(bounds, self.pool, self.tree, POLICIES[policy](), use_cache)
         self.oracle = Oracle(pages, page_size, step_tokens, rows)
+        self.files: TierFiles | None = None
+        self.tier: DiskTier | None = None
+        self.disk_works = True
+        if disk is not None:
+            folder = PageFolder(disk, identity, disk_bytes)
+            self.files = TierFiles(folder, self.oracle, block_pages, 1, clock=lambda: self.now)
+            self.tier = DiskTier(self.files, identity, block_pages, self.oracle.page_bytes, min_tokens=1)
+        self.core = Scheduler(bounds, self.pool, self.tree, POLICIES[policy](), use_cache, tier=self.tier)
         self.overlap = overlap
-        self.now = 0.0
         self.streams: dict[str, Stream] = defaultdict(Stream)
         self.rejected: dict[str, Rejected] = {}
         self._flight: deque[tuple[Plan, StepHandle]] = deque()
@@ -61,12 +82,16 @@ class Bench:
     def step(self) -> bool:
         """One turn of the loop.  False when neither a plan nor a commit came of it."""
         self.now += 0.01
+        if self.files is not None and self.disk_works:
+            self.files.write_one()
+            self.files.read_one()
         plan = self.core.plan(self.now)
         launched = [] if plan is None else [(plan, self.oracle.launch(plan))]
         busy = bool(launched or self._flight)
         if self._flight:
             self.commit_oldest()
         self._flight.extend(launched)
+        self.oracle.in_flight = [plan for plan, _ in self._flight]
         if self._flight and not self.overlap:
             self.commit_oldest()
         self._collect()
@@ -76,6 +101,7 @@ class Bench:
         """Commit the oldest step in flight."""
         _, handle = self._flight.popleft()
         self.core.commit(handle.wait())
+        self.oracle.in_flight = [plan for plan, _ in self._flight]
         self._collect()
 
     def run(self, max_steps: int = 3000) -> None:
@@ -88,6 +114,12 @@ class Bench:
         raise AssertionError(
             f"not idle after {max_steps} steps: {self.core.num_running} run, {self.core.num_waiting} wait"
         )
+
+    def finish_disk(self) -> None:
+        """Do all that the disk's threads have to do."""
+        if self.files is not None:
+            while self.files.write_one() or self.files.read_one():
+                self.core.holdings.tier.poll(self.now)
 
     def _collect(self) -> None:
         for event in self.core.take_events():
@@ -102,6 +134,8 @@ class Bench:
     def assert_whole(self) -> None:
         """Nothing runs, nothing is locked, and everything but the cache is free."""
         assert self.core.idle
+        self.finish_disk()
+        self.core.check()
         assert self.tree.locked_pages == 0
         assert self.pool.num_free + self.tree.evictable_pages == self.pool.num_pages
         assert self.core.flush()

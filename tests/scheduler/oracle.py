@@ -57,6 +57,9 @@ class Oracle:
     plans: list[Plan] = field(default_factory=list)
     fail_rows: Callable[[Plan], dict[int, str]] = lambda plan: {}
     seconds: Callable[[Plan], float] = lambda plan: 0.001
+    # The plans that have been launched but not committed.
+    in_flight: list[Plan] = field(default_factory=list)
+    layout: str = "oracle"
 
     def __post_init__(self) -> None:
         self.memory = np.full(self.num_pages * self.page_size, -1, dtype=np.int64)
@@ -128,6 +131,24 @@ class Oracle:
         # The "logprob" of a token is minus its id: a wrong alignment shows.
         ids = np.tile(np.arange(top, dtype=np.int32), (len(tokens), 1))
         return RowLogprobs(-np.array(tokens, dtype=np.float32), ids, -ids.astype(np.float32))
+
+    @property
+    def page_bytes(self) -> int:
+        """Eight bytes for each token."""
+        return 8 * self.page_size
+
+    def read_page(self, page: int) -> bytes:
+        """See PageMemory.  Only full pages are read."""
+        row = self.memory[page * self.page_size : (page + 1) * self.page_size]
+        assert (row >= 0).all(), "a page is read that was never filled"
+        return row.tobytes()
+
+    def write_page(self, page: int, data: bytes | memoryview) -> None:
+        """See PageMemory.  No step in flight knows the page."""
+        for plan in self.in_flight:
+            assert page not in plan.kv_indices, "a page of a step in flight is written"
+            assert page not in plan.copies[:, :2], "a page that a step in flight copies is written"
+        self.memory[page * self.page_size : (page + 1) * self.page_size] = np.frombuffer(data, np.int64)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -38,17 +38,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         mean: float,
         use_cache: bool,
     ) -> None:
-        self.bench = Bench(
-            pages=pages,
-            page_size=page_size,
-            step_tokens=step_tokens,
-            rows=rows,
-            overlap=overlap,
-            policy=policy,
-            use_cache=use_cache,
-            context=80,
-        )
-        self.bench.core.growth.mean_tokens = mean
+        self.settings = {
+            "pages": pages,
+            "page_size": page_size,
+            "step_tokens": step_tokens,
+            "rows": rows,
+            "overlap": overlap,
+            "policy": policy,
+            "use_cache": use_cache,
+            "context": 80,
+        }
+        self.mean = mean
+        self.begin()
+
+    def begin(self) -> None:
+        """A new server."""
+        self.bench = Bench(**self.settings)  # type: ignore[arg-type]
+        self.bench.core.growth.mean_tokens = self.mean
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
         self.stopped: dict[str, int] = {}
@@ -117,6 +123,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         self.bench.run()
+        self.check_replies()
+        self.bench.assert_whole()
+
+    def check_replies(self) -> None:
+        """All requests have ended, each as it should."""
         for rid, expected in self.expected.items():
             stream = self.bench.streams[rid]
             if rid in self.bench.rejected:
@@ -130,7 +141,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert stream.ends == 1
                 assert stream.ids == expected
-        self.bench.assert_whole()
 
 
 SchedulerMachine.TestCase.settings = settings(
