@@ -1,0 +1,318 @@
+"""The native backend: a model whose layers run in compiled C++, one call for a whole step.
+
+    NativeModel -- arrays of the step, checked --> sapwood_forward (kernels/model.h): all layers, no Python between
+
+The library is called on raw pointers through ctypes, which lets other Python threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from srt.model.config import DTYPE_BYTES, ModelConfig
+from srt.model.interface import ForwardBatch
+from srt.model.kernels.build import BuildFailed, Variant, build_library, host_variants
+from srt.model.kernels.check import check_batch, check_copies, check_tokens
+from srt.model.rope import inverse_frequencies
+from srt.model.weights import TensorSource, check_tensors, open_tensors
+from srt.plan import Int32Array
+
+log = logging.getLogger("sapwood.kernels")
+
+# Head sizes are stored rounded up to whole strips: STRIP in kernels/pages.h.
+STRIP = 16
+# In the order of enum Weight and enum Vector in kernels/model.h.
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+HEAD = len(MATRICES)
+VECTORS = ("input_layernorm.weight", "post_attention_layernorm.weight", "", "q_norm.weight", "k_norm.weight")
+FINAL_NORM = 2
+FIRST_BIAS = len(VECTORS)
+# In the order of enum Phase in kernels/model.h.
+PHASES = ("prepare", "norm", "qkv", "attention", "output", "gate_up", "down", "head")
+
+
+class NativeUnavailable(Exception):
+    """The kernels cannot be compiled or loaded here; the message is one line that says why."""
+
+
+class Spec(ctypes.Structure):
+    """`struct Spec` of kernels/model.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("vocab", "num_pages", "page_size", "threads", "qk_norm")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "rope_scale", "attention_scale")),
+        *((name, ctypes.c_void_p) for name in ("inverse_frequencies", "windows", "kv")),
+    )
+
+
+STEP_ARRAYS = ("token_ids", "positions", "out_slots", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
+
+
+class StepArrays(ctypes.Structure):
+    """`struct StepArrays` of kernels/attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("tokens", "rows", "wanted_count", "share_prefixes", "want_logits")),
+        *((name, ctypes.c_void_p) for name in (*STEP_ARRAYS, "wanted", "out")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A loaded library, the variant that it was compiled for and its number format."""
+
+    library: ctypes.CDLL
+    variant: Variant
+    dtype: str
+
+
+def load_kernels(dtype: str = "bfloat16", variants: tuple[Variant, ...] | None = None) -> Kernels:
+    """The kernels of the best variant that compiles, out of `variants` (those that this CPU can run).
+
+    `dtype`: float32 or bfloat16.  Raises NativeUnavailable when none does; each failure is logged.
+    """
+    reason = "no variant fits this CPU"
+    for variant in host_variants() if variants is None else variants:
+        try:
+            return Kernels(bind(ctypes.CDLL(str(build_library(variant, dtype)))), variant, dtype)
+        except (BuildFailed, OSError) as error:
+            reason = str(error)
+            log.warning("no native kernels for %s: %s", variant.name, reason)
+    raise NativeUnavailable(reason)
+
+
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of the library's functions; returns it."""
+    number, pointer = ctypes.c_int32, ctypes.c_void_p
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "sapwood_create": (pointer, (ctypes.POINTER(Spec),)),
+        "sapwood_destroy": (None, (pointer,)),
+        "sapwood_set_weight": (None, (pointer, number, number, pointer)),
+        "sapwood_set_vector": (None, (pointer, number, number, pointer)),
+        "sapwood_set_embedding": (None, (pointer, pointer)),
+        "sapwood_forward": (number, (pointer, ctypes.POINTER(StepArrays))),
+        "sapwood_project": (number, (pointer, pointer, number, pointer)),
+        "sapwood_take_seconds": (None, (pointer, ctypes.POINTER(ctypes.c_double))),
+        "sapwood_peaks": (None, (pointer, ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_double))),
+        "sapwood_copy_rows": (None, (pointer, number, number, number, number, pointer, number)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def native_available(dtype: str = "bfloat16") -> bool:
+    """Whether the kernels can run here.  Compiles them when they are not in the cache; a failure is logged."""
+    try:
+        load_kernels(dtype)
+    except NativeUnavailable:
+        return False
+    return True
+
+
+class NativeKVPool:
+    """Implements `srt.model.interface.KVPool`.  The system gives the memory, in huge pages, when it is first used."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, num_pages: int, page_size: int) -> None:
+        stored_dim = -(-config.head_dim // STRIP) * STRIP
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.page_bytes = (
+            2 * config.num_layers * config.num_kv_heads * stored_dim * page_size * DTYPE_BYTES[kernels.dtype]
+        )
+        # The library's name tells the instruction set and every change of the source.
+        self.layout = f"native {Path(kernels.library._name).stem}"
+        self._shape = (page_size, config.num_layers, config.num_kv_heads, config.head_dim)
+        self._kernels = kernels
+        # Private, since the system gives huge pages to private memory only.
+        memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.pages = np.frombuffer(memory, np.uint8).reshape(-1, self.page_bytes)
+
+    def copy_rows(self, copies: Int32Array) -> None:
+        """See `KVPool.copy_rows`.  Raises ValueError when a page or a number of rows is out of range."""
+        check_copies(copies, num_pages=self.num_pages, page_size=self.page_size)
+        copies = np.ascontiguousarray(copies)
+        self._kernels.library.sapwood_copy_rows(self.pages.ctypes.data, *self._shape, copies.ctypes.data, len(copies))
+
+    def read_page(self, page: int) -> bytes:
+        """See `KVPool.read_page`.  Raises ValueError when there is no such page."""
+        self._check_page(page)
+        return bytes(self.pages[page].data)
+
+    def write_page(self, page: int, data: bytes | memoryview) -> None:
+        """See `KVPool.write_page`.  Raises ValueError when there is no such page or `data` is not a page long."""
+        self._check_page(page)
+        if len(data) != self.page_bytes:
+            raise ValueError(f"a page holds {self.page_bytes} bytes, got {len(data)}")
+        self.pages[page] = np.frombuffer(data, np.uint8)
+
+    def _check_page(self, page: int) -> None:
+        if not 0 <= page < self.num_pages:
+            raise ValueError(f"page {page} is not one of {self.num_pages}")
+
+
+class NativeModel:
+    """Implements `srt.model.interface.LanguageModel` on the compiled kernels.
+
+    The logits of a token depend on the tokens before it and on nothing else, to the bit: not on the other rows of
+    the step, on how a prompt was cut into chunks, on the page size, nor on the number of threads.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        folder: Path,
+        dtype: torch.dtype,
+        num_pages: int,
+        page_size: int,
+        threads: int,
+        *,
+        share_prefixes: bool = True,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """Load the weights of `folder` in `dtype` (torch.float32 or torch.bfloat16) and reserve the KV pool.
+
+        `share_prefixes`: rows whose page tables begin alike are computed together against the pages they share.
+        Raises NativeUnavailable when there are no kernels, BrokenModelFolder when the folder's tensors are wrong.
+        """
+        name = str(dtype).removeprefix("torch.")
+        if name not in DTYPE_BYTES:
+            raise ValueError(f"dtype {name} is not one of {', '.join(DTYPE_BYTES)}")
+        self.config = config
+        self.kernels = load_kernels(name) if kernels is None else kernels
+        self.kv = NativeKVPool(config, self.kernels, num_pages, page_size)
+        self.share_prefixes = share_prefixes
+        self._dtype = dtype
+        self._lock = threading.Lock()
+        library = self.kernels.library
+        self._handle = library.sapwood_create(ctypes.byref(self._spec(threads)))
+        if not self._handle:
+            raise MemoryError("not enough memory for the packed weights")
+        self._finalizer = weakref.finalize(self, library.sapwood_destroy, self._handle)
+        with open_tensors(folder, dtype) as source:
+            check_tensors(folder, config, source)
+            self._embedding = self._load(source)
+
+    def _spec(self, threads: int) -> Spec:
+        config = self.config
+        # Kept as long as the model is being made: the kernels copy what these point at.
+        self._frequencies = inverse_frequencies(config).contiguous()
+        self._windows = np.array([window or 0 for window in config.sliding_windows], np.int32)
+        return Spec(
+            layers=config.num_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab=config.vocab_size,
+            num_pages=self.kv.num_pages,
+            page_size=self.kv.page_size,
+            threads=threads,
+            qk_norm=int(config.qk_norm),
+            norm_eps=config.rms_norm_eps,
+            rope_scale=1.0,
+            attention_scale=config.head_dim**-0.5,
+            inverse_frequencies=self._frequencies.data_ptr(),
+            windows=self._windows.ctypes.data,
+            kv=self.kv.pages.ctypes.data,
+        )
+
+    def _load(self, source: TensorSource) -> torch.Tensor:
+        """Pack every tensor; returns the embedding, which the kernels read in place."""
+        names = source.names()
+        for layer in range(self.config.num_layers):
+            prefix = f"model.layers.{layer}."
+            for which, matrix in enumerate(MATRICES):
+                name = prefix + ("self_attn." if which < 4 else "mlp.") + matrix
+                self._set_weight(layer, which, source.get(name + ".weight"))
+                if name + ".bias" in names:
+                    self._set_vector(layer, FIRST_BIAS + which, source.get(name + ".bias"))
+            for which, vector in enumerate(VECTORS):
+                name = prefix + ("self_attn." if which > FINAL_NORM else "") + vector
+                if name in names:
+                    self._set_vector(layer, which, source.get(name))
+        self._set_vector(0, FINAL_NORM, source.get("model.norm.weight"))
+        embedding = source.get("model.embed_tokens.weight").contiguous()
+        self._set_weight(0, HEAD, embedding if self.config.tie_word_embeddings else source.get("lm_head.weight"))
+        self.kernels.library.sapwood_set_embedding(self._handle, embedding.data_ptr())
+        return embedding
+
+    def _set_weight(self, layer: int, which: int, tensor: torch.Tensor) -> None:
+        tensor = tensor.contiguous()
+        self.kernels.library.sapwood_set_weight(self._handle, layer, which, tensor.data_ptr())
+
+    def _set_vector(self, layer: int, which: int, tensor: torch.Tensor) -> None:
+        values = tensor.float().contiguous()
+        self.kernels.library.sapwood_set_vector(self._handle, layer, which, values.data_ptr())
+
+    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
+        """See `LanguageModel.forward`.  Raises ValueError, which names the array, when the batch is not sound."""
+        logits = torch.empty((len(logit_tokens), self.config.vocab_size), dtype=torch.float32)
+        self._run(batch, logit_tokens, logits, want_logits=True)
+        return logits
+
+    def forward_hidden(self, batch: ForwardBatch, tokens: Int32Array) -> torch.Tensor:
+        """See `LanguageModel.forward_hidden`.  Raises ValueError as `forward` does."""
+        hidden = torch.empty((len(tokens), self.config.hidden_size), dtype=self._dtype)
+        self._run(batch, tokens, hidden, want_logits=False)
+        return hidden
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `LanguageModel.project`."""
+        hidden = hidden.to(self._dtype).contiguous()
+        if hidden.shape[1:] != (self.config.hidden_size,):
+            raise ValueError(f"hidden is {list(hidden.shape)}, expected [L, {self.config.hidden_size}]")
+        logits = torch.empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
+        with self._lock:
+            code = self.kernels.library.sapwood_project(self._handle, hidden.data_ptr(), len(hidden), logits.data_ptr())
+        if code:
+            raise MemoryError("not enough memory for the logits' step")
+        return logits
+
+    def take_seconds(self) -> dict[str, float]:
+        """Wall seconds spent in each phase of the steps since the last call."""
+        seconds = (ctypes.c_double * len(PHASES))()
+        with self._lock:
+            self.kernels.library.sapwood_take_seconds(self._handle, seconds)
+        return dict(zip(PHASES, seconds, strict=True))
+
+    def measure_peaks(self) -> tuple[float, float]:
+        """What this machine does at best on the model's threads: (operations per second, bytes read per second)."""
+        operations, read = ctypes.c_double(), ctypes.c_double()
+        with self._lock:
+            self.kernels.library.sapwood_peaks(self._handle, ctypes.byref(operations), ctypes.byref(read))
+        return operations.value, read.value
+
+    def _run(self, batch: ForwardBatch, wanted: Int32Array, out: torch.Tensor, *, want_logits: bool) -> None:
+        check_batch(batch, vocab_size=self.config.vocab_size, num_pages=self.kv.num_pages, page_size=self.kv.page_size)
+        check_tokens("logit_tokens", wanted, len(batch.token_ids))
+        arrays = {name: getattr(batch, name).ctypes.data for name in STEP_ARRAYS}
+        step = StepArrays(
+            tokens=len(batch.token_ids),
+            rows=len(batch.kv_last_page_len),
+            wanted_count=len(wanted),
+            share_prefixes=int(self.share_prefixes),
+            want_logits=int(want_logits),
+            wanted=wanted.ctypes.data,
+            out=out.data_ptr(),
+            **arrays,
+        )
+        with self._lock:
+            code = self.kernels.library.sapwood_forward(self._handle, ctypes.byref(step))
+        if code:
+            raise MemoryError("not enough memory for this step's activations")
