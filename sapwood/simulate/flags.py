@@ -44,7 +44,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable-radix-cache", action="store_true", help="do not reuse prefixes")
     parser.add_argument("--disable-overlap-schedule", action="store_true", help="plan only when no step runs")
     parser.add_argument("--max-requests", type=int, default=None, help="only the first so many of the trace")
-    parser.add_argument("--tenants", type=int, default=0, help="deal the requests out to so many tenants")
+    parser.add_argument("--tenants", type=int, default=0, help="deal the requests out to so many tenants, unevenly")
     parser.add_argument("--ttft-target", type=float, default=None, help="seconds to the first token, for goodput")
     parser.add_argument("--tpot-target", type=float, default=None, help="seconds from token to token, for goodput")
     parser.add_argument("--csv", type=Path, default=None, help="write every figure of every run to this file")

@@ -125,21 +125,21 @@ def prepare(
     max_requests  only the first so many
     context       requests whose prompt and answer are longer are left out; who waited for one of them waits for
                   whom that one waited for
-    tenants       deal the requests out to so many tenants, one after another and a session to one; 0: as in the trace
+    tenants       deal the sessions (or single requests) out to so many tenants, the second half as many as the
+                  first, the third a third, and so on; 0: as in the trace
     """
     taken = trace.requests if max_requests is None else trace.requests[:max_requests]
     kept: list[TraceRequest] = []
     # Old number -> new number, or that of whom it waited for.
     place: dict[int, int | None] = {}
     pause: dict[int, float] = {}
-    starts = 0
+    deal = _Deal(tenants)
     dealt: list[str] = []
     for number, request in enumerate(taken):
         after, arrival = request.after, request.arrival
         tenant = request.tenant
         if tenants:
-            tenant = f"tenant-{starts % tenants}" if after is None else dealt[after]
-            starts += after is None
+            tenant = deal.next() if after is None else dealt[after]
             dealt.append(tenant)
         if after is None:
             arrival /= rate
@@ -153,3 +153,15 @@ def prepare(
         place[number] = len(kept)
         kept.append(replace(request, arrival=arrival, after=after, tenant=tenant))
     return Trace(trace.name, kept, len(taken) - len(kept))
+
+
+class _Deal:
+    """Deals one after another, so that at any time tenant k has had a share of about 1 / (k + 1)."""
+
+    def __init__(self, tenants: int) -> None:
+        self._had = [0] * tenants
+
+    def next(self) -> str:
+        tenant = min(range(len(self._had)), key=lambda k: (self._had[k] + 1) * (k + 1))
+        self._had[tenant] += 1
+        return f"tenant-{tenant}"

@@ -245,12 +245,9 @@ def test_who_waited_for_a_request_that_is_left_out_waits_for_the_one_before_it()
     assert [(r.after, r.arrival) for r in prepared.requests] == [(None, 0.0), (0, 3.0)]
 
 
-def test_tenants_are_dealt_by_session() -> None:
+def test_tenants_are_dealt_by_session_and_the_first_gets_most() -> None:
     turns = [request(0), request(1, after=0), request(2), request(3, after=1), request(4)]
-    assert [r.tenant for r in prepare(Trace("t", turns), tenants=2).requests] == [
-        "tenant-0",
-        "tenant-0",
-        "tenant-1",
-        "tenant-0",
-        "tenant-0",
-    ]
+    dealt = [r.tenant for r in prepare(Trace("t", turns), tenants=2).requests]
+    assert dealt == ["tenant-0", "tenant-0", "tenant-0", "tenant-0", "tenant-1"]
+    many = [r.tenant for r in prepare(Trace("t", [request(n) for n in range(1100)]), tenants=3).requests]
+    assert [many.count(f"tenant-{k}") for k in range(3)] == [600, 300, 200]
