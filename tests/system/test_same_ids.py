@@ -36,11 +36,15 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def references(real_model: Path, test_data: Path) -> list[Reference]:
-    """Computed once, in float32."""
+    """Computed once, in float32, on one thread: torch's threads spin, which stops everything on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(real_model)
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     rows = [json.loads(line) for line in (test_data / "chat_prompts.jsonl").read_text().splitlines()]
-    return [refer(model, chat_ids(tokenizer, row["messages"])) for row in rows]
+    found = [refer(model, chat_ids(tokenizer, row["messages"])) for row in rows]
+    torch.set_num_threads(threads)
+    return found
 
 
 def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
@@ -109,9 +113,7 @@ def test_batched_ids_equal_the_reference_cold_and_warm(
         assert not any(cached)
 
 
-def test_ids_of_a_lone_request_equal_the_reference_cold_and_warm(
-    references: list[Reference], real_model: Path
-) -> None:
+def test_ids_of_a_lone_request_equal_the_reference_cold_and_warm(references: list[Reference], real_model: Path) -> None:
     with Engine(model=str(real_model), max_total_tokens=POOL_TOKENS, dtype="float32") as engine:
         for temperature in ("cold", "warm"):
             alone = [outputs(engine, [reference.prompt])[0][0] for reference in references]
