@@ -90,6 +90,8 @@ class RequestEnd:
     queue_seconds: float
     e2e_seconds: float
     gaps: tuple[tuple[float, int], ...]
+    # Of the cache report; None for a request that was never admitted.
+    cache_reason: str | None = None
 
 
 def merge_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
@@ -317,4 +319,5 @@ class Answer:
             queue_seconds=self.queue_seconds,
             e2e_seconds=self.e2e_seconds,
             gaps=tuple(gap for sample in self._samples for gap in sample.gaps),
+            cache_reason=None if self.cache_report is None else self.cache_report.reason,
         )

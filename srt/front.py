@@ -154,6 +154,11 @@ class Front:
     # How it is.
 
     @property
+    def kv_bytes_per_page(self) -> int:
+        """Memory of one page of the pool."""
+        return self._resolved.kv_bytes // self._resolved.num_pages
+
+    @property
     def stats(self) -> SchedulerStats | None:
         """The scheduler's last report, its totals summed over restarts; None before the first."""
         return self._totals.stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from srt.child import StartError
-from srt.tokenizer_file import TokenizerFile, parse_tokenizer_file, parts_of, read_tokenizer_file
+from srt.tokenizer_file import TokenizerFile, byte_level_alphabet, parse_tokenizer_file, parts_of, read_tokenizer_file
 from tokenizer_proc.bound import token_bound
 from tokenizer_proc.errors import PromptError
 
@@ -73,6 +74,9 @@ class Encoder:
             in_bytes = list(accumulate(len(text[begin:end].encode()) for begin, end in pairwise(borders)))
             if ends and ends[-1] == in_bytes[-1]:
                 return [bisect_right(ends, place) for place in in_bytes[:-1]]
+            # Ids that were generated may hold pieces of characters, for which the text has replacement characters.
+            ends = self._character_ends(ids)
+            return [bisect_right(ends, place) for place in places] if ends and ends[-1] == len(text) else None
         if len(ids) > MAX_TOKENS_WITH_OFFSETS:
             return None
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -80,6 +84,23 @@ class Encoder:
             return None
         ends = [end for _, end in encoding.offsets]
         return [bisect_right(ends, place) for place in places]
+
+    def _character_ends(self, ids: list[int]) -> list[int]:
+        """How many characters there are of a byte-level text behind each of its tokens."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        byte_of = {character: byte for byte, character in byte_level_alphabet().items()}
+        added = self._tokenizer.get_added_tokens_decoder()
+        ends, size = [], 0
+        for token_id in ids:
+            if token_id in added:
+                spelled = added[token_id].content.encode()
+            else:
+                spelled = bytes(byte_of[character] for character in self._tokenizer.id_to_token(token_id) or "")
+            size += len(decoder.decode(spelled))
+            ends.append(size)
+        if ends:
+            ends[-1] += len(decoder.decode(b"", final=True))
+        return ends
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The fast form leaves out character offsets, which would cost several times the memory of the ids.

@@ -15,6 +15,7 @@ from srt.front import Front
 from srt.http.admin import Admin
 from srt.http.auth import KeyCheck
 from srt.http.body import BodyTooLarge
+from srt.http.cache import explain, tree
 from srt.http.connection import INTERNAL_ERROR, ClientGone, LingeringReply, error_reply
 from srt.http.errors import ApiError, quoted
 from srt.http.metrics import Metrics
@@ -46,6 +47,8 @@ def create_app(front: Front) -> FastAPI:
         ("GET", "/health", admin.health, "Tell whether requests are served"),
         ("GET", "/metrics", admin.metrics, "Metrics in the Prometheus text format"),
         ("GET", "/server_info", admin.server_info, "Settings and state of the server"),
+        ("GET", "/cache/explain/{request_id:path}", partial(explain, service), "Why a request missed the cache"),
+        ("GET", "/cache/tree", partial(tree, service), "What is in the prefix cache"),
         ("POST", "/flush_cache", admin.flush_cache, "Empty the prefix cache"),
         ("POST", "/abort_request", admin.abort_request, "End a request by its id"),
         ("POST", "/tokenize", admin.tokenize, "Token ids of a text or a conversation"),

@@ -5,12 +5,21 @@ from __future__ import annotations
 import hmac
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from srt.http.connection import error_reply
 from srt.http.errors import ApiError
 
+# Where the tenant stands in an ASGI scope, for keys that belong to different ones.
+TENANT = "sapwood.tenant"
+
 OPEN_PATHS = frozenset({"/health"})
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request it is.  Without keys, and with one key for all, everybody is the same tenant."""
+    return str(request.scope.get(TENANT, ""))
 
 
 class KeyCheck:

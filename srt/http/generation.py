@@ -11,13 +11,16 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
 from srt.answer import Answer, Ask, RequestFailed
+from srt.cache_report import report_fields
 from srt.front import Front
 from srt.http.connection import EventStream, cancel, while_connected
 from srt.http.errors import ApiError, bad_request, quoted
+from srt.http.explanations import Explanations
 from srt.messages import TextDelta
 from srt.namespaces import namespace_of
 
@@ -65,9 +68,11 @@ def cache_namespace(salt: str | None) -> str:
 
 @dataclass(frozen=True)
 class LiveRequests:
-    """The answers that are being waited for, by the id that the client knows them by."""
+    """The answers that are being waited for, by the id that the client knows them by; and what is kept of the last
+    that have ended."""
 
     answers: dict[str, list[Answer]] = field(default_factory=dict)
+    explanations: Explanations = field(default_factory=Explanations)
 
     def abort(self, rid: str) -> int:
         """End what goes by exactly this id.  The number of prompts that were still running."""
@@ -116,13 +121,21 @@ class Batch:
         except BaseException:
             self.close()
             raise
+        for rid in self._rids():
+            told = zip(self._prompts, self.answers, strict=True)
+            live.explanations.open(rid, [(prompted.place, answer) for prompted, answer in told if prompted.rid == rid])
+
+    def _rids(self) -> list[str]:
+        """The ids of the prompts that were sent on their way, each once."""
+        return list(dict.fromkeys(prompted.rid for prompted in self._prompts[: len(self.answers)]))
 
     def close(self) -> None:
         """Abort what still runs and forget the ids.  Again: nothing."""
         for answer in self.answers:
             answer.abort()
-        for rid in {prompted.rid for prompted in self._prompts[: len(self.answers)]}:
-            self._live.answers.pop(rid, None)
+        for rid in self._rids():
+            if self._live.answers.pop(rid, None) is not None:
+                self._live.explanations.close(rid)
 
     @property
     def tokenized(self) -> bool:
@@ -138,6 +151,11 @@ class Batch:
     def cached_tokens(self) -> int:
         """Of these, those that were in the cache."""
         return sum(answer.cached_tokens for answer in self.answers)
+
+    def cache_report(self) -> dict[str, Any] | list[dict[str, Any] | None] | None:
+        """What the reply says of the cache: an object for one prompt, a list with one for each of several."""
+        reports = [report_fields(answer.cache_report) for answer in self.answers]
+        return reports[0] if len(reports) == 1 else reports
 
     @property
     def completion_tokens(self) -> int:

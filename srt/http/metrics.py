@@ -41,6 +41,7 @@ class Metrics:
         self.failed = counter("sapwood_num_failed_requests_total", "Requests refused or failed, by HTTP status.")
         self.prompt_tokens = counter("sapwood_prompt_tokens_total", "Prompt tokens of the requests that have ended.")
         self.cached_tokens = counter("sapwood_cached_tokens_total", "Of these, tokens found in the prefix cache.")
+        self.lookups = counter("sapwood_cache_lookups_total", "Requests by why their reuse of the cache stopped.")
         self.generation_tokens = counter("sapwood_generation_tokens_total", "Output tokens of ended requests.")
         self.ttft = histogram(
             "sapwood_time_to_first_token_seconds", "From the request to its first token.", LATENCY_BOUNDS
@@ -70,6 +71,8 @@ class Metrics:
             self.failed.add(status=str(end.failure.status))
         self.prompt_tokens.add(end.prompt_tokens)
         self.cached_tokens.add(end.cached_tokens)
+        if end.cache_reason is not None:
+            self.lookups.add(reason=end.cache_reason)
         self.generation_tokens.add(end.completion_tokens)
         if end.ttft is not None:
             self.ttft.observe(end.ttft)
@@ -94,6 +97,7 @@ class Metrics:
             self.failed,
             self.prompt_tokens,
             self.cached_tokens,
+            self.lookups,
             self.generation_tokens,
             self.ttft,
             self.gap,
@@ -117,7 +121,7 @@ class Metrics:
 
     def _of_scheduler(self) -> list[Metric]:
         stats = self._front.stats
-        return [] if stats is None else [*_pool(stats), *_totals(stats)]
+        return [] if stats is None else [*_pool(stats), *_totals(stats), *_disk(stats)]
 
 
 def _gauge(name: str, help_text: str, value: float) -> Gauge:
@@ -161,4 +165,21 @@ def _totals(stats: SchedulerStats) -> list[Metric]:
         _counter("sapwood_num_retractions_total", "Running samples sent back to the queue.", stats.retractions),
         _counter("sapwood_plan_seconds_total", "Seconds spent on planning steps.", stats.plan_seconds),
         steps,
+    ]
+
+
+def _disk(stats: SchedulerStats) -> list[Metric]:
+    """The disk tier; all zero where there is none."""
+    return [
+        _counter("sapwood_disk_hits_total", "Requests that got tokens from disk.", stats.disk_hits),
+        _counter("sapwood_disk_cached_tokens_total", "Cached tokens that came from disk.", stats.disk_tokens),
+        _counter("sapwood_disk_read_bytes_total", "Bytes read from page files.", stats.disk_read_bytes),
+        _counter("sapwood_disk_writes_total", "Page files written.", stats.disk_writes),
+        _counter("sapwood_disk_written_bytes_total", "Bytes of page files written.", stats.disk_written_bytes),
+        _counter("sapwood_disk_dropped_total", "Blocks of pages that could not be written in time.", stats.disk_dropped),
+        _counter("sapwood_disk_errors_total", "Page files that could not be read, used or written.", stats.disk_errors),
+        _counter("sapwood_disk_late_loads_total", "Loads that were not waited for to the end.", stats.disk_late),
+        _gauge("sapwood_disk_blocks", "Page files that can be used.", stats.disk_blocks),
+        _gauge("sapwood_disk_used_bytes", "Bytes of all page files in the folder.", stats.disk_used_bytes),
+        _gauge("sapwood_disk_loads", "Loads under way.", stats.disk_loading),
     ]

@@ -18,7 +18,7 @@ from srt.http.connection import DONE, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, streamed, whole
 from srt.http.openai_fields import MAX_LOGPROBS, ask_of, check_common, check_response_format, field_name, sampling_of
-from srt.http.openai_shapes import Header, chat_logprobs, finish_fields, usage
+from srt.http.openai_shapes import Header, chat_logprobs, finish_fields, report_of, usage_of
 from srt.http.schema import ChatMessage, ChatRequest, refuse_unsupported
 from srt.http.service import Service
 from srt.messages import ChatPrompt, TextDelta
@@ -44,14 +44,15 @@ async def chat_completions(service: Service, request: Request) -> Response:
     batch = Batch(service.front, service.live, [Prompted(ask, "messages", header.id)], name_of)
     if fields.stream:
         include_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
-        chunks = _Chunks(header, logprobs is not None, include_usage)
+        chunks = _Chunks(header, logprobs is not None, include_usage, bool(fields.cache_report))
         return await streamed(request, batch, chunks.events(batch), chunks.preamble(sampling.n))
     samples = (await whole(request, batch))[0]
     return json_reply(
         {
             **header.fields(),
             "choices": [_choice(index, sample, logprobs is not None) for index, sample in enumerate(samples)],
-            "usage": usage(batch.prompt_tokens, batch.cached_tokens, batch.completion_tokens),
+            "usage": usage_of(batch),
+            **report_of(batch, fields.cache_report),
         }
     )
 
@@ -137,12 +138,13 @@ def _choice(index: int, sample: TextDelta, with_logprobs: bool) -> dict[str, Any
 class _Chunks:
     """The chunks of one stream."""
 
-    def __init__(self, header: Header, with_logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, header: Header, with_logprobs: bool, include_usage: bool, cache_report: bool) -> None:
         self._header = header.fields()
         self._with_logprobs = with_logprobs
         # Where usage was asked for, every chunk has the field: null in all but the last.
         self._no_usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._include_usage = include_usage
+        self._cache_report = cache_report
 
     def preamble(self, n: int) -> bytes:
         """The chunks that open each choice with its role."""
@@ -150,19 +152,23 @@ class _Chunks:
 
     async def events(self, batch: Batch) -> AsyncGenerator[bytes, None]:
         """Everything after the preamble, to the [DONE]."""
+        running = sum(len(answer.rids) for answer in batch.answers)
         async for _, index, delta in batch.read():
             data = b""
             if delta.text or (self._with_logprobs and delta.logprobs):
                 logprobs = chat_logprobs(delta.logprobs) if self._with_logprobs else None
                 data = self._chunk(index, {"content": delta.text}, logprobs)
             if delta.finish is not None:
-                data += self._chunk(index, {}, None, finish_fields(delta.finish))
+                running -= 1
+                # The report goes with the usage, or, where none was asked for, with the last choice that ends.
+                report = report_of(batch, self._cache_report and not running and not self._include_usage)
+                data += self._chunk(index, {}, None, finish_fields(delta.finish), report)
             if data:
                 yield data
         data = b""
         if self._include_usage:
-            total = usage(batch.prompt_tokens, batch.cached_tokens, batch.completion_tokens)
-            data = event({**self._header, "choices": [], "usage": total})
+            report = report_of(batch, self._cache_report)
+            data = event({**self._header, "choices": [], "usage": usage_of(batch), **report})
         yield data + DONE
 
     def _chunk(
@@ -171,6 +177,7 @@ class _Chunks:
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         finish: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, **(finish or finish_fields(None))}
-        return event({**self._header, "choices": [choice], **self._no_usage})
+        return event({**self._header, "choices": [choice], **self._no_usage, **(more or {})})

@@ -15,7 +15,7 @@ from srt.http.connection import DONE, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, streamed, whole
 from srt.http.openai_fields import MAX_LOGPROBS, ask_of, check_common, check_response_format, field_name, sampling_of
-from srt.http.openai_shapes import Header, LegacyLogprobs, finish_fields, usage
+from srt.http.openai_shapes import Header, LegacyLogprobs, finish_fields, report_of, usage_of
 from srt.http.prompts import read_prompts
 from srt.http.schema import CompletionRequest
 from srt.http.service import Service
@@ -49,7 +49,8 @@ async def completions(service: Service, request: Request) -> Response:
     batch = Batch(service.front, service.live, prompted, name_of)
     if fields.stream:
         include_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
-        return await streamed(request, batch, _events(header, batch, choices, sampling.n, include_usage))
+        events = _events(header, batch, choices, sampling.n, include_usage, bool(fields.cache_report))
+        return await streamed(request, batch, events)
     samples = [sample for samples in await whole(request, batch) for sample in samples]
     return json_reply(
         {
@@ -58,7 +59,8 @@ async def completions(service: Service, request: Request) -> Response:
                 {**choice.take(sample), "index": index}
                 for index, (choice, sample) in enumerate(zip(choices, samples, strict=True))
             ],
-            "usage": usage(batch.prompt_tokens, batch.cached_tokens, batch.completion_tokens),
+            "usage": usage_of(batch),
+            **report_of(batch, fields.cache_report),
         }
     )
 
@@ -109,17 +111,21 @@ class _Choice:
 
 
 async def _events(
-    header: Header, batch: Batch, choices: list[_Choice], n: int, include_usage: bool
+    header: Header, batch: Batch, choices: list[_Choice], n: int, include_usage: bool, cache_report: bool
 ) -> AsyncGenerator[bytes, None]:
     fields = header.fields()
     no_usage: dict[str, Any] = {"usage": None} if include_usage else {}
+    running = len(choices)
     async for prompt, sample, delta in batch.read():
         index = prompt * n + sample
         choice = choices[index].take(delta)
         if choice["text"] or choice["finish_reason"] or (choice["logprobs"] or {}).get("tokens"):
-            yield event({**fields, "choices": [{**choice, "index": index}], **no_usage})
+            running -= choice["finish_reason"] is not None
+            # The report goes with the usage, or, where none was asked for, with the last choice that ends.
+            report = report_of(batch, cache_report and not running and not include_usage)
+            yield event({**fields, "choices": [{**choice, "index": index}], **no_usage, **report})
     data = b""
     if include_usage:
-        total = usage(batch.prompt_tokens, batch.cached_tokens, batch.completion_tokens)
-        data = event({**fields, "choices": [], "usage": total})
+        report = report_of(batch, cache_report)
+        data = event({**fields, "choices": [], "usage": usage_of(batch), **report})
     yield data + DONE

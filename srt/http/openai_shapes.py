@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from srt.http.generation import Batch
 from srt.messages import Finish, TokenLogprob
 
 # What stands for log probabilities below any that JSON or a reader can make sense of (zero probability is -inf).
@@ -49,6 +50,16 @@ def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dic
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def usage_of(batch: Batch) -> dict[str, Any]:
+    """The usage object of a whole request."""
+    return usage(batch.prompt_tokens, batch.cached_tokens, batch.completion_tokens)
+
+
+def report_of(batch: Batch, wanted: bool | None) -> dict[str, Any]:
+    """The field with the cache report, where it was asked for."""
+    return {"cache_report": batch.cache_report()} if wanted else {}
 
 
 def finish_fields(finish: Finish | None) -> dict[str, Any]:

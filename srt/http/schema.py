@@ -57,6 +57,8 @@ class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     no_stop_trim: bool | None = None
     cache_salt: str | None = None
     priority: Integer | None = None
+    # Whether the reply says what was found in the prefix cache, and why not more.
+    cache_report: bool | None = None
     # These change nothing here.
     user: str | None = None
     metadata: dict[str, Any] | None = None

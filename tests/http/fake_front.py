@@ -19,6 +19,9 @@ from srt.answer import Answer, Ask, RequestEnd, RequestFailed
 from srt.config import ModelFacts, ServerConfig
 from srt.front import FrontStatus
 from srt.messages import (
+    CacheNode,
+    CacheReport,
+    CacheTree,
     CallReply,
     ChatPrompt,
     Finish,
@@ -123,6 +126,36 @@ class FakeFront:
         self._seen.clear()
         return CallReply("c", True)
 
+    @property
+    def kv_bytes_per_page(self) -> int:
+        """A page holds a token, a token is a kilobyte."""
+        return 1024
+
+    async def cache_tree(self, tenant: str, depth: int, max_nodes: int) -> CacheTree:
+        """Every prompt seen as a run of its own, in order, with one run more below the first; those of `depth` 1."""
+        if self.state != "ok":
+            raise RequestFailed(503, "the scheduler process is not there", code="worker_died", retry_after=1.0)
+        seen = [(name, text) for name, texts in self._seen.items() for text in sorted(texts)]
+        nodes = [self._node(name, -1, text, int(not place)) for place, (name, text) in enumerate(seen)]
+        below = [self._node(seen[0][0], 0, b"below", 0)] if seen and depth > 1 else []
+        told = [*nodes, *below][:max_nodes]
+        return CacheTree("c", tuple(told), 1, bool(seen) + len(nodes) - len(told))
+
+    def _node(self, namespace: str, parent: int, text: bytes, children: int) -> CacheNode:
+        head = text[:4]
+        return CacheNode(
+            namespace=namespace,
+            parent=parent,
+            tokens=len(text),
+            pages=len(text),
+            head=pack_ids(list(head)),
+            users=0,
+            hits=2,
+            age_seconds=1.5,
+            children=children,
+            text=head.decode("utf-8", "replace"),
+        )
+
     async def tokenize(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         """The bytes."""
         check_prompt(prompt)
@@ -190,6 +223,8 @@ class _Play:
         if text.startswith(b"hang") and not text.startswith(b"hang after"):
             return
         for token, delta in enumerate(self._deltas(), start=1):
+            if token == 1:
+                delta = msgspec.structs.replace(delta, cache_report=self._report())
             await asyncio.sleep(0.02 if text.startswith(b"slow") else 0)
             if text.startswith(b"fail") or (text.startswith(b"break") and token == 6):
                 answer.fail(RequestFailed(500, "the logits were not finite", code="model_failed"))
@@ -199,6 +234,22 @@ class _Play:
                 answer.deliver(index, msgspec.structs.replace(delta, rid=rid))
             if answer.ended:
                 return
+
+    def _report(self) -> CacheReport:
+        """Where the prompt left what had been seen; a message of a chat is a line."""
+        left, total = self.cached, len(self.text)
+        line = self.text[:left].count(b"\n")
+        return CacheReport(
+            cached_tokens=left,
+            computed_tokens=total - left,
+            reason="diverged" if left < total - 1 else "all_cached",
+            position=left,
+            prompt_next=pack_ids(list(self.text[left : left + 8])),
+            prompt_text=self.text[left : left + 8].decode("utf-8", "replace"),
+            before_text=self.text[max(0, left - 8) : left].decode("utf-8", "replace"),
+            message=f"messages[{line}]" if isinstance(self.answer.ask.prompt, ChatPrompt) else "",
+            message_offset=left - (self.text.rfind(b"\n", 0, left) + 1),
+        )
 
     def _deltas(self) -> Iterator[TextDelta]:
         common = {"rid": "", "prompt_tokens": len(self.text), "cached_tokens": self.cached}

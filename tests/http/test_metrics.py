@@ -40,17 +40,23 @@ def test_the_first_scrape_parses_and_has_every_metric(server: Running) -> None:
 
 def usages(client: httpx.Client) -> list[dict[str, Any]]:
     """One request on each path, twice: what the replies say of their tokens."""
-    chat = {"messages": [{"role": "user", "content": "the same words"}], "max_tokens": 5}
-    replies = []
+    chat = {"messages": [{"role": "user", "content": "the same words"}], "max_tokens": 5, "cache_report": True}
+    replies: list[dict[str, Any]] = []
     for _ in range(2):
-        replies.append(client.post("/v1/chat/completions", json={**chat, "n": 3}).json()["usage"])
+        replies.append(client.post("/v1/chat/completions", json={**chat, "n": 3}).json())
         bodies = ({"prompt": "other words"}, {"prompt": ["a list", "of prompts"], "n": 2}, {"prompt": [1, 3, 5]})
-        replies.extend(client.post("/v1/completions", json=body).json()["usage"] for body in bodies)
+        replies.extend(client.post("/v1/completions", json={**body, "cache_report": True}).json() for body in bodies)
         streamed = {**chat, "stream": True, "stream_options": {"include_usage": True}}
-        replies.append(events(client.post("/v1/chat/completions", json=streamed))[-2]["usage"])
+        replies.append(events(client.post("/v1/chat/completions", json=streamed))[-2])
         meta = client.post("/generate", json={"text": "native words"}).json()["meta_info"]
-        replies.append({**meta, "prompt_tokens_details": meta})
-    return replies
+        replies.append({"usage": {**meta, "prompt_tokens_details": meta}, "cache_report": meta["cache_report"]})
+    return [{**reply["usage"], "reports": reports_in(reply)} for reply in replies]
+
+
+def reports_in(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cache reports of a reply, one for each of its prompts."""
+    report = reply["cache_report"]
+    return report if isinstance(report, list) else [report]
 
 
 def test_counters_are_the_sum_of_the_replies(server: Running) -> None:
@@ -61,6 +67,16 @@ def test_counters_are_the_sum_of_the_replies(server: Running) -> None:
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in told)
     assert cached > 0
     assert found.value("sapwood_cached_tokens_total") == cached
+    reports = [report for usage in told for report in usage["reports"]]
+    assert sum(report["cached_tokens"] for report in reports) == cached
+    assert sum(report["cached_tokens"] + report["computed_tokens"] for report in reports) == found.value(
+        "sapwood_prompt_tokens_total"
+    )
+    assert len({report["reason"] for report in reports}) > 1
+    for reason in {report["reason"] for report in reports}:
+        count = sum(report["reason"] == reason for report in reports)
+        assert found.value("sapwood_cache_lookups_total", reason=reason) == count
+    assert found.value("sapwood_cache_lookups_total") == len(reports)
     output = sum(usage["completion_tokens"] for usage in told)
     assert found.value("sapwood_generation_tokens_total") == output
     prompts = 2 * (1 + 1 + 2 + 1 + 1 + 1)

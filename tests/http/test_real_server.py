@@ -260,19 +260,25 @@ def test_clients_that_leave_at_any_moment_leave_nothing_running(served: Served) 
     until_idle(served)
 
 
+def in_list(report: Any) -> list[Any]:
+    return report if isinstance(report, list) else [report]
+
+
 def test_counters_are_the_sum_of_the_replies(served: Served, http: httpx.Client) -> None:
     before = until_idle(served)
+    report: dict[str, Any] = {"cache_report": True}
     replies = [
-        complete(http, words(20, 30), max_tokens=7),
-        complete(http, words(20, 30), max_tokens=7),
-        complete(http, [words(21, 20), words(22, 20)], max_tokens=5, n=2),
+        complete(http, words(20, 30), max_tokens=7, **report),
+        complete(http, words(20, 30), max_tokens=7, **report),
+        complete(http, [words(21, 20), words(22, 20)], max_tokens=5, n=2, **report),
         http.post(
-            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **report}
         ).json(),
     ]
     meta = http.post("/generate", json={"text": words(20, 30), "sampling_params": {"max_new_tokens": 3}}).json()[
         "meta_info"
     ]
+    reports = [found for reply in replies for found in in_list(reply["cache_report"])] + [meta["cache_report"]]
     usages = [reply["usage"] for reply in replies] + [{**meta, "prompt_tokens_details": meta}]
     after = until_idle(served)
 
@@ -281,6 +287,11 @@ def test_counters_are_the_sum_of_the_replies(served: Served, http: httpx.Client)
 
     assert grown("prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
     assert grown("cached_tokens_total") == sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert grown("cached_tokens_total") == sum(report["cached_tokens"] for report in reports)
+    assert grown("prompt_tokens_total") - grown("cached_tokens_total") == sum(
+        report["computed_tokens"] for report in reports
+    )
+    assert grown("cache_lookups_total") == len(reports) == 6
     assert grown("generation_tokens_total") == sum(usage["completion_tokens"] for usage in usages)
     assert grown("num_requests_total") == 1 + 1 + 4 + 1 + 1
     assert grown("step_seconds_count") > 0

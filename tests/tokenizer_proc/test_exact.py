@@ -239,3 +239,13 @@ def test_the_encoder_tells_tokens_from_characters(tmp_path: Path) -> None:
         before = pieces[token].rstrip("\ufffd")
         assert len(before) <= place
     assert ENCODER.tokens_at(text, ids[:-1], [0]) is None
+
+
+def test_the_encoder_tells_tokens_from_characters_around_broken_ones() -> None:
+    octopus = TINY.encode("🐙").ids
+    ids = [*TINY.encode(" the").ids, *octopus[:2], *TINY.encode(" tree<|im_end|>").ids, octopus[0]]
+    text = TINY.decode(ids, skip_special_tokens=False)
+    assert text.count("\ufffd") == 2
+    # The token that ends a broken character is the one that shows it to be broken.
+    places = [0, text.index(" tree"), text.index("<|im_end|>"), len(text) - 1, len(text)]
+    assert ENCODER.tokens_at(text, ids, places) == [0, 3, 4, 5, 6]
