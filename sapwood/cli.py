@@ -51,6 +51,8 @@ SERVE_FLAGS = (
     Flag("max_total_tokens", int, "tokens in the KV pool (default: by memory)"),
     Flag("mem_fraction_static", float, "share of free memory that weights and KV pool may take"),
     Flag("disable_radix_cache", bool, "do not reuse prefixes"),
+    Flag("disk_cache_dir", str, "folder to keep prefixes in, for after a restart too (default: none)", (), "DIR"),
+    Flag("disk_cache_gb", float, "largest size of that folder, in GB"),
     Flag("disable_exact_history", bool, "tokenize replies anew when they come back, rather than as they were sampled"),
     Flag(
         "schedule_policy",

@@ -19,8 +19,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from radix import Lock, PagePool, RadixTree
+from scheduler.no_tier import NoTier
 from scheduler.request import Request
-from scheduler.tier import DiskTier, NoTier
+from scheduler.swap import SwapSpace
+from scheduler.tier import DiskTier
 
 # (source page, destination page, rows): rows to copy before the step that computes on top of them.
 Copy = tuple[int, int, int]
@@ -34,7 +36,14 @@ class Holdings:
     `tier`: where the tree's pages are kept too, and come back from.
     """
 
-    def __init__(self, pool: PagePool, tree: RadixTree, use_cache: bool, tier: DiskTier | NoTier | None = None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        tree: RadixTree,
+        use_cache: bool,
+        tier: DiskTier | NoTier | None = None,
+        swap: SwapSpace | None = None,
+    ) -> None:
         self.pool = pool
         self.tree = tree
         self.use_cache = use_cache

@@ -69,6 +69,11 @@ class PageFolder:
         name = key.hex()
         return self._own / name[:2] / f"{name}.kv"
 
+    @property
+    def num_blocks(self) -> int:
+        """Files of our identity, as of the last look."""
+        return sum(len(shard.names) for path, shard in self._shards.items() if path.startswith(f"{self._own}/"))
+
     # ---- one block -----------------------------------------------------------------------------------------------
 
     def read(self, block: Block, payload: memoryview) -> int:
@@ -186,12 +191,16 @@ class PageFolder:
                     os.unlink(entry.path)
         return Shard(num_bytes=total, names=frozenset(names))
 
+    def size(self, block: Block, payload_bytes: int) -> int:
+        """Bytes of a block's file."""
+        return len(encode_head(self.identity, block, payload_bytes)) + CHECKSUM_BYTES + payload_bytes
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether so much more keeps the limit.  If not, `trim` has something to do."""
         return self.used_bytes + num_bytes <= self._limit
 
-    def trim(self) -> None:
-        """Remove the files that were of use longest ago until there is room.  `refresh` tells which.
+    def trim(self, num_bytes: int = 0) -> None:
+        """Remove the files that were of use longest ago until there is room for so much.  `refresh` tells which.
 
         Where another process does so at this moment nothing is done.  Raises OSError.
         """
@@ -207,7 +216,7 @@ class PageFolder:
             files.sort()
             total = sum(size for _, size, _ in files)
             for _, size, path in files:
-                if total <= self._limit * TRIM_TO:
+                if total <= min(self._limit * TRIM_TO, self._limit - num_bytes):
                     break
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)

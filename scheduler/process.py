@@ -17,6 +17,8 @@ from scheduler.core import Limits, Scheduler
 from scheduler.inspection import TreeInspection
 from scheduler.pace import Pace
 from scheduler.policy import POLICIES
+from scheduler.tier import DiskTier
+from scheduler.tier_setup import OpenTier, open_tier
 from srt.child import Phases, StartError, configure_logging
 from srt.config import SchedulerConfig, inbox_path, read_scheduler_config
 from srt.ipc import Inbox, Outbox
@@ -39,8 +41,8 @@ LOG_SECONDS = 10.0
 STALLED_WAIT_SECONDS = 0.02
 
 
-def build_core(config: SchedulerConfig) -> Scheduler:
-    """The core as configured.  Raises StartError for an unknown policy."""
+def build_core(config: SchedulerConfig, tier: DiskTier | None = None) -> Scheduler:
+    """The core as configured, over a lower tier.  Raises StartError for an unknown policy."""
     if config.schedule_policy not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         raise StartError(f"--schedule-policy {config.schedule_policy}: unknown, choose one of {known}")
@@ -62,11 +64,15 @@ def build_core(config: SchedulerConfig) -> Scheduler:
         use_cache=not config.disable_radix_cache,
         stream_interval=config.stream_interval,
         pace=Pace(None if config.tpot_target_ms is None else config.tpot_target_ms / 1000),
+        tier=tier,
     )
 
 
 class Loop:
-    """Runs the core until told to shut down; with `overlap` a step is planned while the one before runs."""
+    """Runs the core until told to shut down; with `overlap` a step is planned while the one before runs.
+
+    `wake`: a file descriptor that becomes readable when the core has something to take in that is no message.
+    """
 
     def __init__(
         self,
@@ -77,8 +83,10 @@ class Loop:
         front: Outbox,
         overlap: bool,
         clock: Callable[[], float] = time.monotonic,
+        wake: int | None = None,
     ) -> None:
         self._core = core
+        self._wake = wake
         self._executor = executor
         self._inbox = inbox
         self._detokenizer = detokenizer
@@ -194,7 +202,11 @@ class Loop:
     def _rest(self) -> None:
         """Nothing runs: sleep until a message comes, or shortly where something is left to do."""
         unsent = not (self._detokenizer.flush() and self._front.flush())
-        self._inbox.wait(STALLED_WAIT_SECONDS if unsent or not self._core.idle else None)
+        seconds = STALLED_WAIT_SECONDS if unsent or not self._core.idle else None
+        if self._wake is None:
+            self._inbox.wait(seconds)
+        else:
+            self._inbox.wait(seconds, self._wake)
 
 
 def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready: Callable[..., None]) -> None:
@@ -202,19 +214,26 @@ def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready:
     config = read_scheduler_config(settings_path)
     configure_logging(config.log_level, "scheduler")
     inbox: Inbox[SchedulerInbox] = Inbox(context, inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
-    core = build_core(config)
     # Threads that spin while they wait take the core from whoever has something to do: the kernels' own threads, the
     # other processes.  It must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with phases("import torch"):
         from srt.model.worker import build_executor
     executor = build_executor(config, phases)
+    opened: OpenTier | None = None
+    if config.disk_cache_dir is not None:
+        with phases("disk cache"):
+            opened = open_tier(config, executor.memory)
+    core = build_core(config, None if opened is None else opened.tier)
     detokenizer = Outbox(context, inbox_path(config.run_dir, "detokenizer"))
     front = Outbox(context, inbox_path(config.run_dir, "front"))
     # What lives now lives to the end: the collector need not walk it again during serving.
     gc.collect()
     gc.freeze()
     ready(0, page_size=config.page_size, pages=config.num_pages, policy=config.schedule_policy)
-    Loop(core, executor, inbox, detokenizer, front, config.overlap).run()
+    wake = None if opened is None else opened.wake.fd
+    Loop(core, executor, inbox, detokenizer, front, config.overlap, wake=wake).run()
+    if opened is not None:
+        opened.close()
     for socket in (inbox, detokenizer, front):
         socket.close()

@@ -96,54 +96,6 @@ class Seat:
     spans: list[tuple[int, int]] = field(default_factory=list)
 
 
-class NoTier:
-    """There is no lower tier: the same calls, and nothing happens."""
-
-    def attach(self, holdings: Holdings) -> None:
-        """See DiskTier."""
-
-    def poll(self, now: float) -> None:
-        """See DiskTier."""
-
-    def holds(self, request: Request, reserve_pages: int) -> bool:
-        """Nobody waits."""
-        return False
-
-    def admitted(self, request: Request) -> None:
-        """See DiskTier."""
-
-    def leave(self, request: Request) -> None:
-        """See DiskTier."""
-
-    def save(self, request: Request, tokens: bytes, pages: Sequence[int]) -> None:
-        """See DiskTier."""
-
-    def drop_saves(self) -> bool:
-        """Nothing was dropped."""
-        return False
-
-    def gives_back(self) -> bool:
-        """No page is on its way back."""
-        return False
-
-    def observe_step(self, seconds: float, prefill_tokens: int) -> None:
-        """See DiskTier."""
-
-    def flush(self) -> None:
-        """See DiskTier."""
-
-    def stats(self) -> dict[str, int]:
-        """Nothing to report."""
-        return {}
-
-    def owned(self) -> Iterator[Sequence[int]]:
-        """No pages."""
-        return iter(())
-
-    def check(self) -> None:
-        """Nothing to check."""
-
-
 class DiskTier:
     """Decides; see the head of the file.  `identity`: what all pages of this process depend on beside their tokens."""
 

@@ -117,6 +117,11 @@ class TierFiles:
         self._threads: list[threading.Thread] = []
         self.refresh()
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of our identity that have a file."""
+        return self._folder.num_blocks
+
     # ---- from the scheduler's side -------------------------------------------------------------------------------
 
     def poll(self) -> list[TierEvent]:
@@ -265,7 +270,7 @@ class TierFiles:
         return True
 
     def _save_block(self, save: _Save) -> BlockSaved:
-        if self._clock() < self._retry_at or not self._make_room():
+        if self._clock() < self._retry_at or not self._make_room(save.block):
             return BlockSaved(save.save_id, ok=False)
         written = self._guarded("write to", lambda: self._write_block(save))
         if written is None:
@@ -277,12 +282,13 @@ class TierFiles:
         payload = b"".join(self._memory.read_page(page) for page in save.pages)
         return self._folder.write(save.block, payload)
 
-    def _make_room(self) -> bool:
-        """Keep the size of the folder, one block more included.  False when that cannot be done now."""
-        if not self._folder.has_room(self._block_bytes):
-            self._guarded("keep the size of", self._folder.trim)
+    def _make_room(self, block: Block) -> bool:
+        """Keep the size of the folder, this block included.  False when that cannot be done now."""
+        size = self._folder.size(block, self._block_bytes)
+        if not self._folder.has_room(size):
+            self._guarded("keep the size of", lambda: self._folder.trim(size))
             self.refresh()
-        return self._folder.has_room(self._block_bytes)
+        return self._folder.has_room(size)
 
     def _guarded(self, what: str, action: Callable[[], T]) -> T | None:
         """Do something to the folder.  None when it failed; the log is told when that begins and when it is over."""

@@ -39,6 +39,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int | None = None
     mem_fraction_static: float = 0.5
     disable_radix_cache: bool = False
+    # Where prefixes are kept on disk too, and how large that folder may grow, in GB of 10^9 bytes.
+    disk_cache_dir: str | None = None
+    disk_cache_gb: float = 10.0
     disable_exact_history: bool = False
     # Scheduling
     schedule_policy: Literal["lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"] = "lpm"
@@ -114,6 +117,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 1
     log_level: str = "info"
 
+    disk_cache_dir: str | None = None
+    disk_cache_bytes: int = 0
 
 RoleConfig = TokenizerConfig | SchedulerConfig | DetokenizerConfig
 

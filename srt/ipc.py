@@ -59,10 +59,18 @@ class Inbox(Generic[MessageT]):
         """Frames dropped so far."""
         return self._decode.malformed
 
-    def wait(self, timeout_seconds: float | None) -> bool:
-        """True as soon as something is there to read; False when `timeout_seconds` have passed (None: no limit)."""
+    def wait(self, timeout_seconds: float | None, other: int | None = None) -> bool:
+        """True as soon as something is there to read; False when `timeout_seconds` have passed (None: no limit).
+
+        `other`: a file descriptor that may become readable instead.
+        """
         timeout = None if timeout_seconds is None else max(0, int(timeout_seconds * 1000))
-        return bool(self.socket.poll(timeout, zmq.POLLIN))
+        if other is None:
+            return bool(self.socket.poll(timeout, zmq.POLLIN))
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(other, zmq.POLLIN)
+        return bool(poller.poll(timeout))
 
     def drain(self) -> Iterator[MessageT]:
         """Everything that has arrived, without blocking."""

@@ -92,6 +92,8 @@ class Resolved:
                 tpot_target_ms=config.tpot_target_ms,
                 overlap=not config.disable_overlap_schedule,
                 stream_interval=config.stream_interval,
+                disk_cache_dir=None if config.disk_cache_dir is None else str(Path(config.disk_cache_dir).absolute()),
+                disk_cache_bytes=int(config.disk_cache_gb * 1e9),
                 log_level=config.log_level,
             ),
         )
@@ -131,6 +133,7 @@ class Resolved:
             "queued": "no limit" if config.max_queued_requests is None else config.max_queued_requests,
             "radix_cache": "off" if config.disable_radix_cache else "on",
             "exact_history": "on" if self.history_bytes else "off",
+            "disk_cache": "off" if config.disk_cache_dir is None else f"{config.disk_cache_gb:g}GB",
             "overlap": "off" if config.disable_overlap_schedule else "on",
             "tokenizers": config.tokenizer_workers,
         }
@@ -193,10 +196,23 @@ def check_config(config: ServerConfig) -> None:
         raise StartError(f"--mem-fraction-static {config.mem_fraction_static:g}: must be above 0 and below 1")
     if not (math.isfinite(config.drain_seconds) and config.drain_seconds >= 0.0):
         raise StartError(f"--drain-seconds {config.drain_seconds:g}: must be 0 or more")
+    _check_disk_cache(config)
     if config.served_model_name == "":
         raise StartError("--served-model-name: must not be empty")
     if config.api_key == "":
         raise StartError("--api-key: must not be empty; leave it out to serve without a key")
+
+
+def _check_disk_cache(config: ServerConfig) -> None:
+    if not (math.isfinite(config.disk_cache_gb) and config.disk_cache_gb > 0.0):
+        raise StartError(f"--disk-cache-gb {config.disk_cache_gb:g}: must be above 0")
+    if config.disk_cache_dir is None:
+        return
+    if config.disable_radix_cache:
+        raise StartError("--disk-cache-dir: keeps what the radix cache holds, so it is of no use without it")
+    folder = Path(config.disk_cache_dir)
+    if config.disk_cache_dir == "" or (folder.exists() and not folder.is_dir()):
+        raise StartError(f"--disk-cache-dir {config.disk_cache_dir}: is no folder")
 
 
 def _between(flag: str, value: int | None, low: int, high: int | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROOMS = ("sapwood", "scheduler", "radix", "tokenizer_proc", "detokenizer_proc", "srt")
-RIM = {"scheduler/process.py", "scheduler/__main__.py"}
+RIM = {"scheduler/process.py", "scheduler/tier_setup.py", "scheduler/__main__.py"}
 
 
 def modules() -> list[Path]:

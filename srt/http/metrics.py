@@ -176,7 +176,7 @@ def _disk(stats: SchedulerStats) -> list[Metric]:
         _counter("sapwood_disk_read_bytes_total", "Bytes read from page files.", stats.disk_read_bytes),
         _counter("sapwood_disk_writes_total", "Page files written.", stats.disk_writes),
         _counter("sapwood_disk_written_bytes_total", "Bytes of page files written.", stats.disk_written_bytes),
-        _counter("sapwood_disk_dropped_total", "Blocks of pages that could not be written in time.", stats.disk_dropped),
+        _counter("sapwood_disk_dropped_total", "Page files that could not be written in time.", stats.disk_dropped),
         _counter("sapwood_disk_errors_total", "Page files that could not be read, used or written.", stats.disk_errors),
         _counter("sapwood_disk_late_loads_total", "Loads that were not waited for to the end.", stats.disk_late),
         _gauge("sapwood_disk_blocks", "Page files that can be used.", stats.disk_blocks),
