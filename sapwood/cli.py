@@ -70,6 +70,7 @@ SERVE_FLAGS = (
     Flag("random_seed", int, "makes the seeds of requests without one repeatable"),
     Flag("drain_seconds", float, "how long running requests may go on after SIGTERM"),
     Flag("max_body_bytes", int, "largest request body"),
+    Flag("record", str, "file to append every accepted request to, for lint; never keys", metavar="FILE"),
 )
 
 

@@ -56,6 +56,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Life
     drain_seconds: float = 30.0
     max_body_bytes: int = 8 * 1024 * 1024
+    # A file to which every accepted request is appended.
+    record: str | None = None
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

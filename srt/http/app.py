@@ -22,6 +22,7 @@ from srt.http.metrics import Metrics
 from srt.http.native import generate
 from srt.http.openai_chat import chat_completions
 from srt.http.openai_completions import completions
+from srt.http.record import Recorder
 from srt.http.service import Service, program_version
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -34,7 +35,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 def create_app(front: Front) -> FastAPI:
     """The application on top of a front, which it neither starts nor stops."""
-    service = Service(front)
+    record = front.config.record
+    service = Service(front, recorder=None if record is None else Recorder(record))
     admin = Admin(service, Metrics(front, service.model_name))
     # Pages that load their scripts from elsewhere have no place in a server that may run without a network.
     app = FastAPI(title="Sapwood", version=program_version(), docs_url=None, redoc_url=None, redirect_slashes=False)

@@ -21,6 +21,7 @@ from srt.front import Front
 from srt.http.connection import EventStream, cancel, while_connected
 from srt.http.errors import ApiError, bad_request, quoted
 from srt.http.explanations import Explanations
+from srt.http.record import accepted
 from srt.messages import TextDelta
 from srt.namespaces import namespace_of
 
@@ -223,6 +224,7 @@ class Batch:
 
 async def whole(request: Request, batch: Batch) -> list[list[TextDelta]]:
     """Everything that the batch brings, as `Batch.collect` has it.  Closes the batch, at once when the client goes."""
+    accepted(request)
     try:
         return await while_connected(request.receive, batch.collect())
     finally:
@@ -236,6 +238,7 @@ async def streamed(
 
     Raises ApiError when the batch fails before that.  The batch is closed at the end, whichever way that comes.
     """
+    accepted(request)
     try:
         ready = await while_connected(request.receive, _opened(batch, events))
     except BaseException:

@@ -15,6 +15,7 @@ from srt.front import Front
 from srt.http.body import decode, read_body
 from srt.http.errors import ApiError, quoted
 from srt.http.generation import LiveRequests
+from srt.http.record import Recorder, keep_for_record
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ class Service:
 
     front: Front
     live: LiveRequests = field(default_factory=LiveRequests)
+    recorder: Recorder | None = None
 
     @property
     def model_name(self) -> str:
@@ -55,6 +57,8 @@ class Service:
     async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         """The body of a request as a struct.  Raises ApiError."""
         body = await read_body(request, self.front.config.max_body_bytes)
+        if self.recorder is not None:
+            keep_for_record(request, self.recorder, body)
         if len(body) < LARGE_BODY_BYTES:
             return decode(body, decoder)
         # Explaining what is wrong with megabytes takes a second, which other requests shall not wait for.
