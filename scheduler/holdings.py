@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from radix import Lock, PagePool, RadixTree
 from scheduler.no_tier import NoTier
 from scheduler.request import Request
-from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 
 # (source page, destination page, rows): rows to copy before the step that computes on top of them.
@@ -42,7 +41,6 @@ class Holdings:
         tree: RadixTree,
         use_cache: bool,
         tier: DiskTier | NoTier | None = None,
-        swap: SwapSpace | None = None,
     ) -> None:
         self.pool = pool
         self.tree = tree
