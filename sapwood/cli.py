@@ -66,6 +66,13 @@ SERVE_FLAGS = (
     Flag("max_queued_per_tenant", int, "requests of one tenant that may wait (default: no limit)"),
     Flag("queue_timeout", float, "seconds that a request may wait before it is refused with 503 (default: no limit)"),
     Flag("tpot_target_ms", float, "milliseconds between two tokens of a stream that prompts must leave room for"),
+    Flag(
+        "preemption_mode",
+        ("auto", "recompute", "swap"),
+        "what a request that gives way under memory pressure does with its KV: computed again later, or copied to swap "
+        "space while there is room there; auto takes what costs less",
+    ),
+    Flag("swap_space_gb", float, "memory outside the pool for requests that give way; 0 for none"),
     Flag("disable_overlap_schedule", bool, "do not plan the next step while one runs"),
     Flag("random_seed", int, "makes the seeds of requests without one repeatable"),
     Flag("drain_seconds", float, "how long running requests may go on after SIGTERM"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import Literal
 
 from radix import PagePool, RadixTree
 from scheduler.batch import Row, build_plan
@@ -25,6 +26,7 @@ from scheduler.pace import Pace
 from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
+from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.waiting import WaitingQueue
 from srt.messages import Abort, Finish, Generate, Rejected, SchedulerStats, StopFound
@@ -73,11 +75,14 @@ class Scheduler:
         stream_interval: int = 1,
         pace: Pace | None = None,
         tier: DiskTier | None = None,
+        swap: SwapSpace | None = None,
+        preemption: Literal["auto", "recompute", "swap"] = "auto",
     ) -> None:
         self.limits = limits
         # Output tokens that are sent together; the first goes at once.
         self.stream_interval = stream_interval
-        self.holdings = Holdings(pool, tree, use_cache, tier)
+        self.holdings = Holdings(pool, tree, use_cache, tier, swap)
+        self.preemption = preemption
         self.growth = GrowthEstimate()
         self.pace = pace or Pace(None)
         self.totals = Totals()
@@ -320,11 +325,22 @@ class Scheduler:
         self.growth.retracted()
         self._running.remove(request)
         self._give_slot_back(request)
+        if self._swap_pays(request) and self.holdings.swap_out(request):
+            self.totals.swaps += 1
         self.holdings.release(request, request.computed, None)
         request.move_to(Status.WAITING)
         request.retractions += 1
         request.key = request.tokens.tobytes()
         self._waiting.add(request)
+
+    def _swap_pays(self, request: Request) -> bool:
+        """Whether the request's pages go to swap space: as configured, or where copying takes less than computing."""
+        if self.holdings.swap is None or self.preemption == "recompute":
+            return False
+        if self.preemption == "swap":
+            return True
+        copying = self.holdings.swap.seconds(self.holdings.pages_for(request.computed))
+        return copying < self.pace.prefill_seconds(request.computed)
 
     # ---- admission -----------------------------------------------------------------------------------------
 
@@ -371,6 +387,8 @@ class Scheduler:
 
     def _start(self, request: Request, now: float) -> None:
         request.move_to(Status.PREFILLING)
+        if self.holdings.swap is not None:
+            self.holdings.swap.drop(request.rid)
         request.slot = self._free_slots.pop()
         self._running.append(request)
         self._opened.append(request.slot_open())
@@ -458,6 +476,8 @@ class Scheduler:
         request.move_to(status)
         request.finish = finish
         del self._requests[request.rid]
+        if self.holdings.swap is not None:
+            self.holdings.swap.drop(request.rid)
         if finish is not None:
             self._events.append(token_delta(request))
         if was_waiting:

@@ -42,12 +42,16 @@ def token_logprob(token: int, logprobs: RowLogprobs, index: int) -> TokenLogprob
 
 
 def add_prompt_logprobs(request: Request, row_start: int, logprobs: RowLogprobs) -> None:
-    """Keep the prompt logprobs that a row starting at position `row_start` brought, for the first output."""
+    """Keep the prompt logprobs that a row starting at position `row_start` brought, for the first output.
+
+    What is computed again after a retraction is there already.
+    """
     start = request.message.prompt_logprobs_from
     assert start is not None
     if not request.prompt_logprobs and start == 0:
         # Nothing predicts the first token.
         request.prompt_logprobs.append(TokenLogprob(request.tokens[0], None))
     first = max(max(start - 1, 0), row_start) + 1
-    for offset in range(len(logprobs.logprobs)):
+    have = start + len(request.prompt_logprobs)
+    for offset in range(max(0, have - first), len(logprobs.logprobs)):
         request.prompt_logprobs.append(token_logprob(request.tokens[first + offset], logprobs, offset))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from radix import Lock, PagePool, RadixTree
 from scheduler.no_tier import NoTier
 from scheduler.request import Request
+from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 
 # (source page, destination page, rows): rows to copy before the step that computes on top of them.
@@ -41,11 +42,13 @@ class Holdings:
         tree: RadixTree,
         use_cache: bool,
         tier: DiskTier | NoTier | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         self.pool = pool
         self.tree = tree
         self.use_cache = use_cache
         self.tier = tier or NoTier()
+        self.swap = swap
         self.evicted_pages = 0
         # Called when the tree has taken tokens `[start, end)` of a run, and when it is about to lose them.
         self.on_publish: list[Change] = []
@@ -89,16 +92,16 @@ class Holdings:
         Returns the copies to make first (the matched rows of a page that is shared only in part), or None, and
         nothing has changed, when there is not enough room.
         """
-        if not self.caches(request):
-            return [] if self.pages_for(request.known) + reserve_pages <= self.available else None
-        limit = request.match_limit
+        # A request that stays out of the cache matches nothing.
+        limit = request.match_limit if self.caches(request) else 0
         while True:
             match = self.tree.match(request.message.namespace, request.key, limit)
-            lock = self.tree.lock(match)
+            lock = self.tree.lock(match) if self.caches(request) else None
             full = len(match.pages)
             if self.pages_for(request.known) - full + reserve_pages <= self.available:
                 break
-            self.tree.unlock(lock)
+            if lock is not None:
+                self.tree.unlock(lock)
             # What is matched is locked, the rest of its nodes too: a request that runs alone must fit in spite of
             # that.  So it does with less: first without the page to copy from, then without the cache.
             if match.partial_page is not None:
@@ -113,12 +116,29 @@ class Holdings:
         request.cached = full * self.page_size
         request.computed = request.planned = request.cached
         copies: list[Copy] = []
+        if self._swap_in(request, match.num_tokens):
+            return copies
         if match.partial_page is not None and self.grow(request, request.cached + 1):
             copies.append((match.partial_page, int(request.table.pages[full]), match.partial_rows))
             request.computed = request.planned = match.num_tokens
             self.pool.share([match.partial_page])
             request.copied_from = match.partial_page
         return copies
+
+    def _swap_in(self, request: Request, matched: int) -> bool:
+        """Bring back what swap space has of the request beyond what is matched."""
+        swapped = 0 if self.swap is None else self.swap.num_tokens(request.rid)
+        if self.swap is None or swapped <= matched or not self.grow(request, swapped):
+            return False
+        first = request.cached // self.page_size
+        self.swap.restore(request.rid, first, request.table.pages[first:].tolist())
+        request.computed = request.planned = swapped
+        return True
+
+    def swap_out(self, request: Request) -> bool:
+        """Copy what the request has computed to swap space.  False when there is none, or no room in it."""
+        pages = request.table.pages[: self.pages_for(request.computed)].tolist()
+        return self.swap is not None and self.swap.store(request.rid, pages, request.computed)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make the request's table hold `num_tokens` tokens, evicting if need be.  False, unchanged, if impossible."""
@@ -216,6 +236,8 @@ class Holdings:
 
     def check(self, requests: list[Request]) -> None:
         """Recompute every counter.  Raises AssertionError when one is off."""
+        if self.swap is not None:
+            self.swap.check({request.rid for request in requests if not request.table.num_pages})
         self.tree.check()
         self.tier.check()
         self.pool.check(self._owners(requests))

@@ -7,6 +7,8 @@ machine.  Until it has seen a few steps of both kinds, and where no target is se
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 # What a step of long ago counts is worth this to the power of the steps since.
@@ -39,6 +41,12 @@ class Pace:
         """Seconds that a step of this shape will probably take."""
         shape = np.array([1.0, decode_rows / ROWS_UNIT, prefill_tokens / TOKENS_UNIT])
         return float(shape @ np.maximum(self._weights, 0.0))
+
+    def prefill_seconds(self, num_tokens: int) -> float:
+        """What computing so many tokens of a prompt will probably take; infinite while nobody knows."""
+        if self._steps < STEPS_BEFORE_USE:
+            return math.inf
+        return num_tokens * max(float(self._weights[2]), 0.0) / TOKENS_UNIT
 
     def prefill_tokens(self, decode_rows: int, most: int, least: int) -> int:
         """Prefill tokens for a step with so many decode rows: `least` to `most`.

@@ -17,6 +17,7 @@ from scheduler.core import Limits, Scheduler
 from scheduler.inspection import TreeInspection
 from scheduler.pace import Pace
 from scheduler.policy import POLICIES
+from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.tier_setup import OpenTier, open_tier
 from srt.child import Phases, StartError, configure_logging
@@ -31,7 +32,7 @@ from srt.messages import (
     StepOutput,
     TokenDelta,
 )
-from srt.plan import Executor, Plan, StepHandle
+from srt.plan import Executor, PageMemory, Plan, StepHandle
 
 log = logging.getLogger("sapwood.scheduler")
 
@@ -41,8 +42,8 @@ LOG_SECONDS = 10.0
 STALLED_WAIT_SECONDS = 0.02
 
 
-def build_core(config: SchedulerConfig, tier: DiskTier | None = None) -> Scheduler:
-    """The core as configured, over a lower tier.  Raises StartError for an unknown policy."""
+def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: PageMemory | None = None) -> Scheduler:
+    """The core as configured, over a lower tier; with `memory` it may swap.  Raises StartError: unknown policy."""
     if config.schedule_policy not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         raise StartError(f"--schedule-policy {config.schedule_policy}: unknown, choose one of {known}")
@@ -65,6 +66,8 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None) -> Schedul
         stream_interval=config.stream_interval,
         pace=Pace(None if config.tpot_target_ms is None else config.tpot_target_ms / 1000),
         tier=tier,
+        swap=None if memory is None or not config.swap_bytes else SwapSpace(memory, config.swap_bytes),
+        preemption=config.preemption_mode,
     )
 
 
@@ -224,7 +227,7 @@ def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready:
     if config.disk_cache_dir is not None:
         with phases("disk cache"):
             opened = open_tier(config, executor.memory)
-    core = build_core(config, None if opened is None else opened.tier)
+    core = build_core(config, None if opened is None else opened.tier, executor.memory)
     detokenizer = Outbox(context, inbox_path(config.run_dir, "detokenizer"))
     front = Outbox(context, inbox_path(config.run_dir, "front"))
     # What lives now lives to the end: the collector need not walk it again during serving.

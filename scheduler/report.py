@@ -19,6 +19,7 @@ class Totals:
         self.computed_tokens = 0
         self.output_tokens = 0
         self.retractions = 0
+        self.swaps = 0
         self.aborts = 0
         self.steps = 0
         self.step_rows = 0
@@ -67,6 +68,7 @@ class Totals:
             output_tokens=self.output_tokens,
             evicted_tokens=pages_evicted * page_size,
             retractions=self.retractions,
+            swaps=self.swaps,
             aborts=self.aborts,
             steps=self.steps,
             step_rows=self.step_rows,

@@ -51,6 +51,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_per_tenant: int | None = None
     queue_timeout: float | None = None
     tpot_target_ms: float | None = None
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    swap_space_gb: float = 1.0
     disable_overlap_schedule: bool = False
     random_seed: int | None = None
     # Life
@@ -116,11 +118,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: float | None = None
     # Milliseconds between two tokens of a stream that prefill chunks must leave room for.
     tpot_target_ms: float | None = None
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    # Memory outside the pool for the pages of retracted requests; 0 for none.
+    swap_bytes: int = 0
     stream_interval: int = 1
-    log_level: str = "info"
-
     disk_cache_dir: str | None = None
     disk_cache_bytes: int = 0
+    log_level: str = "info"
+
 
 RoleConfig = TokenizerConfig | SchedulerConfig | DetokenizerConfig
 

@@ -410,6 +410,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     plan_seconds: float
     step_histogram: tuple[int, ...] = ()
     oldest_wait_seconds: float = 0.0
+    # Retractions whose pages went to swap space.
+    swaps: int = 0
     disk_hits: int = 0
     disk_tokens: int = 0
     disk_read_bytes: int = 0

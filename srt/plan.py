@@ -149,7 +149,8 @@ class Executor(Protocol):
 class PageMemory(Protocol):
     """The memory behind the page ids, for whoever keeps pages elsewhere too.  May be used from any thread.
 
-    Only full pages that the tree holds are read, and only pages that no step knows are written.
+    Pages that the tree holds are read at any time, others only while no step is in flight; only pages that no step
+    knows are written.
     """
 
     @property

@@ -90,6 +90,8 @@ class Resolved:
                 max_queued_per_tenant=config.max_queued_per_tenant,
                 queue_timeout=config.queue_timeout,
                 tpot_target_ms=config.tpot_target_ms,
+                preemption_mode=config.preemption_mode,
+                swap_bytes=int(config.swap_space_gb * 10**9),
                 overlap=not config.disable_overlap_schedule,
                 stream_interval=config.stream_interval,
                 disk_cache_dir=None if config.disk_cache_dir is None else str(Path(config.disk_cache_dir).absolute()),
@@ -188,6 +190,8 @@ def check_config(config: ServerConfig) -> None:
     for flag, value in (("--queue-timeout", config.queue_timeout), ("--tpot-target-ms", config.tpot_target_ms)):
         if value is not None and not (math.isfinite(value) and value > 0.0):
             raise StartError(f"{flag} {value:g}: must be above 0")
+    if not (math.isfinite(config.swap_space_gb) and config.swap_space_gb >= 0.0):
+        raise StartError(f"--swap-space-gb {config.swap_space_gb:g}: must be 0 or more")
     _between("--max-body-bytes", config.max_body_bytes, 1, None)
     _between("--random-seed", config.random_seed, 0, 2**63 - 1)
     if config.chunked_prefill_size != -1:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from radix import PagePool, RadixTree
 from scheduler.core import Limits, Scheduler
 from scheduler.page_folder import PageFolder
 from scheduler.policy import POLICIES
+from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.tier_io import TierFiles
 from srt.messages import Abort, Rejected, StopFound
@@ -44,6 +45,8 @@ class Bench:
         block_pages: int = 1,
         disk_bytes: int = 10**9,
         identity: bytes = IDENTITY,
+        swap_pages: int = 0,
+        preemption: Literal["auto", "recompute", "swap"] = "auto",
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -58,7 +61,17 @@ class Bench:
             folder = PageFolder(disk, identity, disk_bytes)
             self.files = TierFiles(folder, self.oracle, block_pages, 1, clock=lambda: self.now)
             self.tier = DiskTier(self.files, identity, block_pages, self.oracle.page_bytes, min_tokens=1)
-        self.core = Scheduler(bounds, self.pool, self.tree, POLICIES[policy](), use_cache, tier=self.tier)
+        self.swap = SwapSpace(self.oracle, swap_pages * self.oracle.page_bytes) if swap_pages else None
+        self.core = Scheduler(
+            bounds,
+            self.pool,
+            self.tree,
+            POLICIES[policy](),
+            use_cache,
+            tier=self.tier,
+            swap=self.swap,
+            preemption=preemption,
+        )
         self.overlap = overlap
         self.streams: dict[str, Stream] = defaultdict(Stream)
         self.rejected: dict[str, Rejected] = {}

@@ -630,3 +630,61 @@ def test_a_pace_that_cannot_be_held_still_lets_prompts_advance() -> None:
     bench.send("long", prompt_of(300, 2000), 2)
     bench.run()
     assert bench.streams["long"].reason == "length"
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
+@pytest.mark.parametrize("swap_pages", [0, 5, 200])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_preempted_requests_come_back_with_the_same_ids(preemption: str, swap_pages: int, use_cache: bool) -> None:
+    bench = Bench(
+        pages=24, page_size=4, rows=6, context=90, preemption=preemption, swap_pages=swap_pages, use_cache=use_cache
+    )  # type: ignore[arg-type]
+    bench.core.growth.mean_tokens = 1.0
+    for index in range(6):
+        bench.send(f"r{index}", prompt_of(10, 100 * (index + 1)), 50)
+    bench.run()
+    assert bench.core.totals.retractions > 0
+    assert (bench.core.totals.swaps > 0) == (swap_pages > 0 and preemption != "recompute")
+    for index in range(6):
+        assert bench.streams[f"r{index}"].ids == generate(prompt_of(10, 100 * (index + 1)), 50)
+    if bench.swap is not None:
+        assert bench.swap.used_pages == 0
+    bench.assert_whole()
+
+
+def test_what_was_swapped_is_not_computed_again() -> None:
+    computed = {}
+    for preemption in ("recompute", "swap"):
+        # Without the cache a retracted request would start from nothing.
+        bench = Bench(pages=24, page_size=4, rows=6, context=90, preemption=preemption, swap_pages=200, use_cache=False)  # type: ignore[arg-type]
+        bench.core.growth.mean_tokens = 1.0
+        for index in range(6):
+            bench.send(f"r{index}", prompt_of(10, 100 * (index + 1)), 50)
+        bench.run()
+        computed[preemption] = bench.core.totals.computed_tokens
+    # Prompt and outputs of six requests, but for the last token of each and one wasted row at most.
+    assert computed["swap"] <= 6 * 60
+    assert computed["recompute"] > computed["swap"]
+
+
+def test_a_request_can_be_preempted_at_every_step_of_its_life_without_a_trace_in_its_output() -> None:
+    for preemption in ("recompute", "swap"):
+        for at in range(1, 24):
+            bench = Bench(pages=64, page_size=4, step_tokens=8, preemption=preemption, swap_pages=64)  # type: ignore[arg-type]
+            bench.send("a", prompt_of(30), 15, prompt_logprobs_from=3, logprobs=0)
+            for _ in range(at):
+                bench.step()
+            while bench._flight:
+                bench.commit_oldest()
+            request = bench.core._requests.get("a")
+            if request is None:
+                break
+            bench.core._retract(request)
+            bench.core.check()
+            bench.run()
+            stream = bench.streams["a"]
+            assert stream.ids == generate(prompt_of(30), 15)
+            assert [entry.id for delta in stream.deltas for entry in delta.logprobs] == stream.ids
+            assert [entry.id for entry in stream.deltas[0].prompt_logprobs] == prompt_of(30)[3:]
+            bench.assert_whole()
+        assert at > 15

@@ -26,6 +26,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         mean=st.sampled_from([1.0, 10.0, 256.0]),
         use_cache=st.sampled_from([True, True, True, False]),
+        swap_pages=st.sampled_from([0, 0, 3, 100]),
+        preemption=st.sampled_from(["auto", "recompute", "swap"]),
     )
     def start(
         self,
@@ -37,6 +39,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         mean: float,
         use_cache: bool,
+        swap_pages: int,
+        preemption: str,
     ) -> None:
         self.settings = {
             "pages": pages,
@@ -46,6 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             "overlap": overlap,
             "policy": policy,
             "use_cache": use_cache,
+            "swap_pages": swap_pages,
+            "preemption": preemption,
             "context": 80,
         }
         self.mean = mean
