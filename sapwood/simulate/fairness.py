@@ -13,8 +13,8 @@ from itertools import combinations
 
 from sapwood.simulate.clients import SLICE_SECONDS, Call, Clients
 
-# Jain's index is taken over spans of this many slices in a row: shorter ones would show single requests.
-SPAN_SLICES = 40
+# Jain's index is taken over so many spans of the run: shorter ones would show single requests.
+SPANS = 8
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,10 @@ def _backlogged(calls: Iterable[Call], slices: int) -> list[bool]:
 
 def _jain(clients: Clients, backlogged: dict[str, list[bool]], slices: int) -> float | None:
     values = []
-    for begin in range(0, slices - SPAN_SLICES + 1, SPAN_SLICES):
-        span = range(begin, begin + SPAN_SLICES)
-        tenants = [tenant for tenant, waits in backlogged.items() if all(waits[begin : begin + SPAN_SLICES])]
+    length = max(1, slices // SPANS)
+    for begin in range(0, slices - length + 1, length):
+        span = range(begin, begin + length)
+        tenants = [tenant for tenant, waits in backlogged.items() if all(waits[begin : begin + length])]
         if len(tenants) < 2:
             continue
         served = [sum(clients.service[place][tenant] for place in span) for tenant in tenants]
