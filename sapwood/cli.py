@@ -1,4 +1,4 @@
-"""The command line: `sapwood serve | chat | simulate | profile | pull | doctor | version`.
+"""The command line: `sapwood serve | chat | simulate | profile | pull | explain | lint | doctor | version`.
 
 Nothing heavy is imported before a command needs it.  What goes wrong is told in one line on standard error, and the
 exit code is not 0.
@@ -100,6 +100,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_profile(_command(commands, "profile", "measure a model's step times for simulate", run_profile))
     pull = _command(commands, "pull", "fetch and convert a model", run_pull)
     pull.add_argument("model", help="a known name, such as smollm2; a .gguf file or a hub id is fetched as well")
+    _add_explain(_command(commands, "explain", "show where the prompts of two requests part", run_explain))
+    _add_lint(_command(commands, "lint", "show what keeps requests from sharing prefixes", run_lint))
     _command(commands, "doctor", "show what this machine and installation look like", run_doctor)
     _command(commands, "version", "show the version", run_version)
     return parser
@@ -142,6 +144,24 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=None, help="sampling temperature")
     parser.add_argument("--max-tokens", type=int, default=None, help="longest answer")
     parser.add_argument("--seed", type=int, default=None, help="makes answers repeatable")
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", metavar="A.json", help="body of a request")
+    parser.add_argument("second", metavar="B.json", help="body of a later one")
+    _add_text_model(parser)
+    parser.epilog = "Exit code: 0 when B's prompt begins with all of A's, 1 when they part before, 2 for an error."
+
+
+def _add_lint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.jsonl", help="request bodies, or what `serve --record` wrote")
+    _add_text_model(parser)
+
+
+def _add_text_model(parser: argparse.ArgumentParser) -> None:
+    """What makes tokens of the requests."""
+    parser.add_argument("--model", required=True, help="model whose tokenizer and chat template to use")
+    parser.add_argument("--chat-template", default=None, help="file or text of a template instead of the model's")
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -193,6 +213,33 @@ def run_pull(arguments: argparse.Namespace) -> int:
 
     print(resolve_model(arguments.model, pull=True))
     return 0
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """`sapwood explain`."""
+    from pathlib import Path
+
+    from sapwood.explain import explain
+    from sapwood.pull import resolve_model
+    from srt.child import StartError
+
+    try:
+        model = resolve_model(arguments.model)
+        return explain(Path(arguments.first), Path(arguments.second), model, arguments.chat_template)
+    except StartError as error:
+        # 1 is an answer here.
+        _complain(f"sapwood explain: {error}")
+        return 2
+
+
+def run_lint(arguments: argparse.Namespace) -> int:
+    """`sapwood lint`."""
+    from pathlib import Path
+
+    from sapwood.lint import lint
+    from sapwood.pull import resolve_model
+
+    return lint(Path(arguments.file), resolve_model(arguments.model), arguments.chat_template)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
