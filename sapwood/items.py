@@ -44,6 +44,8 @@ class Options:
     return_text_in_logprobs: bool = False
     cache_salt: str | None = None
     priority: int = 0
+    ttft_target: float | None = None
+    timeout: float | None = None
 
     def namespace(self) -> str:
         """The cache namespace: another salt, another cache.  The same salt over HTTP is the same one."""
@@ -128,6 +130,8 @@ def _ask(prompt: Prompt, settings: Settings, options: Options, namespace: str) -
         seed=sampling.seed,
         namespace=namespace,
         priority=options.priority,
+        ttft_target=options.ttft_target,
+        timeout=options.timeout,
         logprobs=options.top_logprobs_num if options.return_logprob else None,
         prompt_logprobs_from=options.logprob_start_len if wants_prompt else None,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from radix import PagePool, RadixTree
@@ -98,6 +99,8 @@ class Scheduler:
         self._opened: list[SlotOpen] = []
         self._closed: list[int] = []
         self._events: list[Event] = []
+        # (moment, rank of arrival, request), the next to pass first.
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._early_aborts: OrderedDict[str, None] = OrderedDict()
         self._next_step = 0
         self._arrivals = 0
@@ -178,6 +181,12 @@ class Scheduler:
         request = Request(message, now, self._arrivals, most if wanted is None else min(wanted, most), stop_ids)
         self._requests[message.rid] = request
         self._waiting.add(request)
+        if message.timeout is not None:
+            heappush(self._deadlines, (now + message.timeout, request.order, request))
+            if len(self._deadlines) > 2 * len(self._requests) + 64:
+                # Most have ended long before their time.
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].is_terminal]
+                heapify(self._deadlines)
         if message.rid in self._early_aborts:
             del self._early_aborts[message.rid]
             self._abort(message.rid)
@@ -217,7 +226,16 @@ class Scheduler:
         self._events.append(rejected)
 
     def _expire(self, now: float) -> None:
-        """Refuse those that have waited too long for their first admission."""
+        """End those whose time is up, and refuse those that have waited too long for their first admission."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heappop(self._deadlines)[2]
+            if request.is_terminal:
+                continue
+            text = f"the timeout of {request.message.timeout:g} s has passed"
+            if request.admitted_at is None:
+                self._refuse(request, Rejected((request.rid,), 504, f"{text}; it was still waiting", None, "timeout"))
+            else:
+                self._end(request, Status.CANCELLED, Finish("abort", message=text), request.computed)
         timeout = self.limits.queue_timeout
         if timeout is None:
             return

@@ -62,6 +62,8 @@ class Wake:
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Spares `clear` a system call.  True only after the byte is there, so that none is left behind unseen.
+        self._is_set = False
 
     def set(self) -> None:
         """Make `fd` readable."""
@@ -70,9 +72,13 @@ class Wake:
         except BlockingIOError:
             # It is full, so it is readable.
             pass
+        self._is_set = True
 
     def clear(self) -> None:
         """Make `fd` unreadable until the next `set`."""
+        if not self._is_set:
+            return
+        self._is_set = False
         try:
             while os.read(self.fd, 4096):
                 pass

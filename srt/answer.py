@@ -66,6 +66,10 @@ class Ask:
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
+    # Seconds: the time to the first token that is asked for (read by the deadline policy), and the longest that the
+    # whole request may take.
+    ttft_target: float | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,8 @@ class Front:
             logprobs=ask.logprobs,
             prompt_logprobs_from=ask.prompt_logprobs_from,
             use_cache=ask.use_cache,
+            ttft_target=ask.ttft_target,
+            timeout=ask.timeout,
         )
 
     def _submit(self, answer: Answer, submit: Submit) -> None:

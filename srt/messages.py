@@ -94,6 +94,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     use_cache: bool = True
     # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
     ttft_target: float | None = None
+    # Seconds from arrival after which the request ends, whatever it has by then.
+    timeout: float | None = None
 
 
 class TokenizeCall(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -166,6 +168,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     use_cache: bool = True
     # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
     ttft_target: float | None = None
+    # Seconds from arrival after which the request ends, whatever it has by then.
+    timeout: float | None = None
     # As in `Tokenized`: reports name the message in which reuse stopped.
     message_starts: bytes = b""
 

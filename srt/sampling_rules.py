@@ -25,6 +25,8 @@ MAX_STOP_STRING_CHARACTERS = 4096
 MAX_STOP_IDS = 1024
 MAX_NEW_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 128
+# Ten years: no timeout, for whoever must write one.
+MAX_SECONDS = 3.2e8
 MAX_NAME_CHARACTERS = 512
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
@@ -115,6 +117,9 @@ def check_ask(ask: Ask, vocab_size: int) -> SamplingParams:
         if len(name) > MAX_NAME_CHARACTERS or not is_unicode(name):
             raise refuse(param, f"must be Unicode text of at most {MAX_NAME_CHARACTERS} characters")
     check_number("priority", ask.priority, -(2**31), 2**31 - 1)
+    for param, seconds in (("ttft_target", ask.ttft_target), ("timeout", ask.timeout)):
+        if seconds is not None:
+            check_number(param, seconds, 0, MAX_SECONDS, above_low=True)
     if ask.logprobs is not None:
         check_number("top_logprobs", ask.logprobs, 0, MAX_TOP_LOGPROBS)
     if ask.prompt_logprobs_from is not None:

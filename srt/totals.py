@@ -14,6 +14,7 @@ _TOTALS = (
     "output_tokens",
     "evicted_tokens",
     "retractions",
+    "swaps",
     "aborts",
     "steps",
     "step_rows",

@@ -111,6 +111,8 @@ class TokenizerCore:
                 logprobs=submit.logprobs,
                 prompt_logprobs_from=submit.prompt_logprobs_from,
                 use_cache=submit.use_cache,
+                ttft_target=submit.ttft_target,
+                timeout=submit.timeout,
                 message_starts=read.starts,
             )
             for rid, seed in zip(submit.rids, submit.seeds, strict=True)

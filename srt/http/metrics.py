@@ -163,6 +163,7 @@ def _totals(stats: SchedulerStats) -> list[Metric]:
         _counter("sapwood_computed_tokens_total", "Tokens run through the model.", stats.computed_tokens),
         _counter("sapwood_evicted_tokens_total", "Cached tokens dropped to make room.", stats.evicted_tokens),
         _counter("sapwood_num_retractions_total", "Running samples sent back to the queue.", stats.retractions),
+        _counter("sapwood_num_swaps_total", "Of those, the ones whose KV went to swap space.", stats.swaps),
         _counter("sapwood_plan_seconds_total", "Seconds spent on planning steps.", stats.plan_seconds),
         steps,
     ]

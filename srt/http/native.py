@@ -154,6 +154,8 @@ def _ask(fields: GenerateRequest, prompt: Prompt, sampling: NativeSampling, want
         seed=sampling.seed,
         namespace=cache_namespace(fields.cache_salt),
         priority=fields.priority or 0,
+        ttft_target=fields.ttft_target,
+        timeout=fields.timeout,
         logprobs=None if wanted.logprobs is None else wanted.logprobs.top,
         prompt_logprobs_from=None if wanted.logprobs is None or wanted.start < 0 else wanted.start,
     )

@@ -81,6 +81,8 @@ def ask_of(
         seed=sampling.seed,
         namespace=cache_namespace(fields.cache_salt),
         priority=fields.priority or 0,
+        ttft_target=fields.ttft_target,
+        timeout=fields.timeout,
         logprobs=logprobs,
         prompt_logprobs_from=prompt_logprobs_from,
     )

@@ -57,6 +57,8 @@ class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     no_stop_trim: bool | None = None
     cache_salt: str | None = None
     priority: Integer | None = None
+    ttft_target: float | None = None
+    timeout: float | None = None
     # Whether the reply says what was found in the prefix cache, and why not more.
     cache_report: bool | None = None
     # These change nothing here.
@@ -132,6 +134,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     return_text_in_logprobs: bool | None = None
     cache_salt: str | None = None
     priority: Integer | None = None
+    ttft_target: float | None = None
+    timeout: float | None = None
     # Changes nothing here.
     log_metrics: bool | None = None
     image_data: Unsupported = NOTHING

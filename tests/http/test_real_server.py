@@ -379,3 +379,15 @@ def test_the_clients_exceptions_from_the_whole_runtime(
         if code is not None:
             assert caught.value.code == code
     assert ai.chat.completions.create(**call).usage is not None
+
+
+def test_a_timeout_ends_a_reply_with_what_it_has(http: httpx.Client) -> None:
+    body = {"prompt": "The sapwood", "max_tokens": 2000, "ignore_eos": True, "timeout": 0.3, "temperature": 0}
+    reply = http.post("/v1/completions", json=body).json()
+    assert reply["choices"][0]["finish_reason"] == "abort"
+    assert 0 < reply["usage"]["completion_tokens"] < 2000
+    for name in ("timeout", "ttft_target"):
+        for value in (0, -1, "soon"):
+            refused = http.post("/v1/completions", json={"prompt": "x", name: value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == name

@@ -688,3 +688,21 @@ def test_a_request_can_be_preempted_at_every_step_of_its_life_without_a_trace_in
             assert [entry.id for entry in stream.deltas[0].prompt_logprobs] == prompt_of(30)[3:]
             bench.assert_whole()
         assert at > 15
+
+
+def test_a_timeout_ends_a_request_in_every_state_with_what_it_has() -> None:
+    bench = Bench(rows=1)
+    bench.send("runs", prompt_of(8), 100, timeout=0.2)
+    bench.send("waits", prompt_of(8, 300), 5, timeout=0.1)
+    bench.send("done", prompt_of(8, 500), 1, timeout=50)
+    bench.run()
+    ended = bench.streams["runs"].deltas[-1].finish
+    assert ended is not None
+    assert ended.reason == "abort"
+    assert "0.2 s" in (ended.message or "")
+    assert 0 < len(bench.streams["runs"].ids) < 100
+    assert bench.rejected["waits"].status == 504
+    assert bench.streams["done"].reason == "length"
+    bench.now += 100
+    bench.step()
+    bench.assert_whole()
