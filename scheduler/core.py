@@ -142,6 +142,7 @@ class Scheduler:
             pages_evicted=self.holdings.evicted_pages,
             page_size=pool.page_size,
             oldest_wait_seconds=self._waiting.oldest_wait(now),
+            overtake_bound_seconds=self.policy.overtake_seconds(self.limits.context_length),
             lower_tier=self.holdings.tier.stats(),
         )
 

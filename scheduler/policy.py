@@ -23,6 +23,7 @@ turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -72,6 +73,10 @@ class Policy(Protocol):
         """The request, running, was served so much."""
         ...
 
+    def overtake_seconds(self, context_length: int) -> float:
+        """Nobody of the same priority, target and tenant who comes more than so many seconds later gets ahead."""
+        ...
+
     def check(self) -> None:
         """Recompute what is kept for speed.  Raises AssertionError."""
         ...
@@ -103,8 +108,12 @@ def deadline_rank(request: Request) -> float:
 class Ranked:
     """Order by a rank that depends on the request and its match alone."""
 
-    def __init__(self, name: str, rank: Callable[[Request], float], uses_matches: bool) -> None:
+    def __init__(
+        self, name: str, rank: Callable[[Request], float], uses_matches: bool, tokens_per_second: float = math.inf
+    ) -> None:
+        """`tokens_per_second`: how many matched tokens weigh as much in the rank as a second of waiting."""
         self.name = name
+        self._tokens_per_second = tokens_per_second
         self.uses_matches = uses_matches
         self._rank = rank
         self._requests: SortedKeyList[Request] = SortedKeyList(key=lambda request: request.rank)
@@ -132,6 +141,10 @@ class Ranked:
 
     def charge(self, request: Request, computed_tokens: int, output_tokens: int) -> None:
         """Makes no difference."""
+
+    def overtake_seconds(self, context_length: int) -> float:
+        """What the longest match is worth."""
+        return context_length / self._tokens_per_second
 
     def check(self) -> None:
         """Every rank is what it would be now."""
@@ -180,6 +193,10 @@ class DepthFirst:
     def charge(self, request: Request, computed_tokens: int, output_tokens: int) -> None:
         """Makes no difference."""
 
+    def overtake_seconds(self, context_length: int) -> float:
+        """Its patience."""
+        return DEPTH_FIRST_PATIENCE_SECONDS
+
     def check(self) -> None:
         """Nothing is kept but the order, which may be out of date for a moment."""
 
@@ -200,7 +217,7 @@ class Fair:
         if tenant not in self._tenants:
             least = min((self._served[name] for name in self._tenants), default=0.0)
             self._served[tenant] = max(self._served.get(tenant, 0.0), least)
-            self._tenants[tenant] = Ranked(tenant, lpm_rank, uses_matches=True)
+            self._tenants[tenant] = Ranked(tenant, lpm_rank, True, LPM_TOKENS_PER_SECOND)
         self._tenants[tenant].add(request)
 
     def remove(self, request: Request) -> None:
@@ -231,6 +248,10 @@ class Fair:
         cost = computed_tokens + FAIR_COST_OF_OUTPUT * output_tokens
         self._served[tenant] = self._served.get(tenant, 0.0) + cost
 
+    def overtake_seconds(self, context_length: int) -> float:
+        """As in lpm, for requests of one tenant."""
+        return context_length / LPM_TOKENS_PER_SECOND
+
     def check(self) -> None:
         """Every tenant's queue is in order, and none is empty."""
         for requests in self._tenants.values():
@@ -239,10 +260,10 @@ class Fair:
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "lpm": lambda: Ranked("lpm", lpm_rank, uses_matches=True),
-    "fcfs": lambda: Ranked("fcfs", fcfs_rank, uses_matches=False),
-    "priority": lambda: Ranked("priority", priority_rank, uses_matches=False),
-    "deadline": lambda: Ranked("deadline", deadline_rank, uses_matches=True),
+    "lpm": lambda: Ranked("lpm", lpm_rank, True, LPM_TOKENS_PER_SECOND),
+    "fcfs": lambda: Ranked("fcfs", fcfs_rank, False),
+    "priority": lambda: Ranked("priority", priority_rank, False),
+    "deadline": lambda: Ranked("deadline", deadline_rank, True, PREFILL_TOKENS_PER_SECOND),
     "dfs-weight": DepthFirst,
     "fair": Fair,
 }

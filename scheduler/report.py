@@ -51,6 +51,7 @@ class Totals:
         pages_evicted: int,
         page_size: int,
         oldest_wait_seconds: float,
+        overtake_bound_seconds: float,
         lower_tier: dict[str, int],
     ) -> SchedulerStats:
         """The message for the front.  `lower_tier`: its fields whose names begin with `disk_`."""
@@ -76,5 +77,6 @@ class Totals:
             plan_seconds=self.plan_seconds,
             step_histogram=tuple(self.step_histogram),
             oldest_wait_seconds=oldest_wait_seconds,
+            overtake_bound_seconds=overtake_bound_seconds,
         )
         return msgspec.structs.replace(stats, **lower_tier)

@@ -414,6 +414,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     plan_seconds: float
     step_histogram: tuple[int, ...] = ()
     oldest_wait_seconds: float = 0.0
+    # Nobody of the same priority and tenant who comes more than so many seconds later is admitted first.
+    overtake_bound_seconds: float = 0.0
     # Retractions whose pages went to swap space.
     swaps: int = 0
     disk_hits: int = 0

@@ -143,6 +143,11 @@ def _pool(stats: SchedulerStats) -> list[Metric]:
         _gauge("sapwood_num_running_reqs", "Samples being computed.", stats.running),
         _gauge("sapwood_num_queue_reqs", "Samples waiting for admission.", stats.waiting),
         _gauge("sapwood_oldest_wait_seconds", "How long the longest waiting sample waits.", stats.oldest_wait_seconds),
+        _gauge(
+            "sapwood_overtake_bound_seconds",
+            "No sample of the same priority and tenant that comes more than so much later is admitted first.",
+            stats.overtake_bound_seconds,
+        ),
         _gauge("sapwood_page_size", "Tokens of a page.", stats.page_size),
         _gauge("sapwood_max_total_num_tokens", "Tokens the page pool holds.", stats.pages_total * stats.page_size),
         _gauge("sapwood_num_used_tokens", "Tokens in pages that requests hold.", used * stats.page_size),

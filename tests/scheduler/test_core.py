@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.policy import POLICIES
 from scheduler.request import IllegalTransition, Request, Status
 from srt.messages import CacheReport, pack_ids, unpack_ids
 from srt.plan import Plan
@@ -706,3 +707,25 @@ def test_a_timeout_ends_a_request_in_every_state_with_what_it_has() -> None:
     bench.now += 100
     bench.step()
     bench.assert_whole()
+
+
+def test_every_policy_states_by_how_much_a_request_may_be_overtaken() -> None:
+    bounds = {name: make().overtake_seconds(8192) for name, make in POLICIES.items()}
+    assert bounds == {"lpm": 32.0, "fcfs": 0.0, "priority": 0.0, "deadline": 8.192, "dfs-weight": 10.0, "fair": 32.0}
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority", "deadline", "fair"])
+def test_nobody_who_comes_later_than_the_bound_gets_ahead(policy: str) -> None:
+    head = prompt_of(150)
+    bench = Bench(policy=policy, rows=1, pages=200, context=256)
+    bench.send("warm-up", head, 1)
+    bench.run()
+    bench.send("running", prompt_of(8, 900), 3)
+    bench.step()
+    bench.send("cold", prompt_of(100, 5000), 1)
+    bench.now += POLICIES[policy]().overtake_seconds(256) + 0.001
+    for index in range(5):
+        bench.send(f"late{index}", [*head, index + 1], 1)
+    bench.run()
+    order = [rid for rid in bench.streams if rid == "cold" or rid.startswith("late")]
+    assert order[0] == "cold"
