@@ -150,6 +150,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=500, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=2000, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestScheduler = SchedulerMachine.TestCase
