@@ -35,7 +35,7 @@ from srt.child import Phases
 from srt.config import SchedulerConfig, ServerConfig
 from srt.resolve import Resolved, resolve
 
-CONTEXT = 1024
+CONTEXT = 2048
 ROWS = 24
 POOL_TOKENS = 32_768
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -43,29 +43,35 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of a mix: tokens in and out per second from the first arrival to the last end, and mean TTFT."""
+    """One run of a mix: tokens in and out per second from the first arrival to the last end, and mean TTFT.
+
+    `steps`, `in_steps`: how many there were, and the seconds spent in them.
+    """
 
     throughput: float
     ttft: float
     seconds: float
+    steps: int
+    in_steps: float
+    hit_rate: float
 
 
 def mix(span: float, seed: int) -> list[RecordedRow]:
     """Few-shot, conversations and unique prompts that arrive within `span` seconds."""
     rng = random.Random(seed)
-    rows = [RecordedRow(rng.random() * span, [("head", 300), (f"few {number}", 40)], 16, 16) for number in range(20)]
-    for number in range(10):
-        length = rng.randrange(100, 400)
+    rows = [RecordedRow(rng.random() * span, [("head", 900), (f"few {number}", 80)], 16, 16) for number in range(16)]
+    for number in range(8):
+        length = rng.randrange(300, 1200)
         rows.append(RecordedRow(rng.random() * span, [(f"unique {number}", length)], 24, 24))
     for number in range(4):
-        prompt = [("system", 150)]
+        prompt = [("system", 400)]
         after = None
         for turn in range(3):
-            prompt = [*prompt, (f"user {number}.{turn}", 50)]
+            prompt = [*prompt, (f"user {number}.{turn}", 150)]
             arrival = rng.random() * span * 0.5 if after is None else 0.05 * span
-            rows.append(RecordedRow(arrival, prompt, 32, 32, after=after))
+            rows.append(RecordedRow(arrival, prompt, 24, 24, after=after))
             after = len(rows) - 1
-            prompt = [*prompt, (f"output:{after}", 32)]
+            prompt = [*prompt, (f"output:{after}", 24)]
     return rows
 
 
@@ -108,8 +114,19 @@ async def run_real(engine: Engine, rows: list[RecordedRow], seed: int) -> Outcom
         last = time.perf_counter()
         ended[number].set()
 
+    before = engine.stats()
     await asyncio.gather(*(one(number, row) for number, row in enumerate(rows)))
-    return outcome(rows, statistics.mean(firsts), last - begin - first_arrival(rows))
+    after = engine.stats()
+    assert before is not None
+    assert after is not None
+    return outcome(
+        rows,
+        statistics.mean(firsts),
+        last - begin - first_arrival(rows),
+        after.steps - before.steps,
+        after.step_seconds - before.step_seconds,
+        (after.cached_tokens - before.cached_tokens) / (after.prompt_tokens - before.prompt_tokens),
+    )
 
 
 def first_arrival(rows: list[RecordedRow]) -> float:
@@ -117,10 +134,12 @@ def first_arrival(rows: list[RecordedRow]) -> float:
     return min(row.arrival for row in rows if row.after is None)
 
 
-def outcome(rows: list[RecordedRow], ttft: float, seconds: float) -> Outcome:
+def outcome(
+    rows: list[RecordedRow], ttft: float, seconds: float, steps: int, in_steps: float, hit_rate: float
+) -> Outcome:
     """With the tokens of all rows."""
     tokens = sum(row.output_tokens + sum(length for _, length in row.prompt) for row in rows)
-    return Outcome(tokens / seconds, ttft, seconds)
+    return Outcome(tokens / seconds, ttft, seconds, steps, in_steps, hit_rate)
 
 
 def run_simulated(rows: list[RecordedRow], profile: Fitted, resolved: Resolved) -> tuple[Outcome, Report]:
@@ -140,7 +159,8 @@ def run_simulated(rows: list[RecordedRow], profile: Fitted, resolved: Resolved) 
         context_length=resolved.facts.context_length,
     )
     figures = report(simulate(trace, profile, config))
-    return outcome(rows, figures.ttft.mean, figures.seconds), figures
+    in_steps = figures.busy * figures.seconds
+    return outcome(rows, figures.ttft.mean, figures.seconds, figures.steps, in_steps, figures.hit_rate), figures
 
 
 async def request_seconds(engine: Engine, profile: Fitted, count: int = 15) -> float:
@@ -204,9 +224,16 @@ def main() -> None:
         simulated, figures = run_simulated(rows, profile, resolved)
         ratios.append((simulated.throughput / was.throughput, simulated.ttft / was.ttft, was.seconds / figures.wall))
         print(
-            f"round {number}: throughput {was.throughput:.0f} tokens/s real, {simulated.throughput:.0f} simulated "
-            f"({ratios[-1][0]:.3f}); mean TTFT {was.ttft:.3f} s real, {simulated.ttft:.3f} s simulated "
-            f"({ratios[-1][1]:.3f}); simulated in {figures.wall:.4f} s, {ratios[-1][2]:.0f} times as fast"
+            f"round {number}   {'tokens/s':>10} {'TTFT s':>8} {'seconds':>8} {'steps':>6} {'in steps s':>10} {'hit':>6}"
+        )
+        for name, o in (("real", was), ("simulated", simulated)):
+            print(
+                f"{name:<9} {o.throughput:10.0f} {o.ttft:8.3f} {o.seconds:8.2f} {o.steps:6d} {o.in_steps:10.2f} "
+                f"{o.hit_rate:6.3f}"
+            )
+        print(
+            f"ratio     {ratios[-1][0]:10.3f} {ratios[-1][1]:8.3f}    simulated in {figures.wall:.4f} s, "
+            f"{ratios[-1][2]:.0f} times as fast"
         )
     throughput, ttft, speed = (statistics.median(values) for values in zip(*ratios, strict=True))
     print(

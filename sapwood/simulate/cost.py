@@ -44,12 +44,14 @@ class Load:
 def load_of(plan: Plan) -> Load:
     """The load of a plan."""
     rows = len(plan.slots)
-    ends = (plan.kv_indptr[1:] - plan.kv_indptr[:-1] - 1) * np.int64(plan.page_size) + plan.kv_last_page_len
-    context = int(ends.sum())
+    # All pages but each row's last are full.
+    last = plan.kv_last_page_len
+    context = (len(plan.kv_indices) - rows) * plan.page_size + int(np.add.reduce(last, dtype=np.int64))
     tokens = len(plan.token_ids)
     if tokens == rows:
         pairs = context
     else:
+        ends = (plan.kv_indptr[1:] - plan.kv_indptr[:-1] - 1) * np.int64(plan.page_size) + last
         new = (plan.qo_indptr[1:] - plan.qo_indptr[:-1]).astype(np.int64)
         pairs = int((new * ends - new * (new - 1) // 2).sum())
     return Load(rows, int(np.count_nonzero(plan.samples)), tokens, context, pairs)
