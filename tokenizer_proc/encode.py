@@ -85,8 +85,12 @@ class Encoder:
         ends = [end for _, end in encoding.offsets]
         return [bisect_right(ends, place) for place in places]
 
+    def character_ends(self, ids: list[int]) -> list[int] | None:
+        """How many whole characters there are of the text behind each of its tokens; None for tokenizers that are not
+        byte-level."""
+        return None if self._byte_lengths is None else self._character_ends(ids)
+
     def _character_ends(self, ids: list[int]) -> list[int]:
-        """How many characters there are of a byte-level text behind each of its tokens."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         byte_of = {character: byte for byte, character in byte_level_alphabet().items()}
         added = self._tokenizer.get_added_tokens_decoder()

@@ -13,17 +13,22 @@ the whole prompt.  In every other case the plain tokenization is used.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 
 from srt.messages import Remember, unpack_ids
 from tokenizer_proc.encode import Encoder
-from tokenizer_proc.history import History, Mark, Reply, block_digests, digest_of_ids, mark_of
+from tokenizer_proc.history import History, Hit, Mark, Reply, block_digests, common_characters, digest_of_ids, mark_of
 
 # So many replies may turn out to have followed other ids before the search ends: each costs a tokenization.
 MAX_STRANGERS = 3
+
+# UTF-8 has up to four bytes for a character, and a token at least one byte.
+MAX_TOKENS_OF_A_CHARACTER = 4
 
 Encode = Callable[[str], list[int]]
 
@@ -31,6 +36,15 @@ Encode = Callable[[str], list[int]]
 def scope_of(tenant: str, namespace: str) -> str:
     """Who may find what was remembered: the same tenant in the same namespace."""
     return f"{len(tenant)}:{tenant}{namespace}"
+
+
+class _Link(NamedTuple):
+    """A reply put in: all ids up to its end, which is character `end`; the first `before` of them stand before it."""
+
+    reply: Reply
+    before: int
+    ids: list[int]
+    end: int
 
 
 class ExactHistory:
@@ -69,46 +83,81 @@ class ExactHistory:
         for kept in (ids, ids[:-1]):
             if kept and self._encoder.decode(kept) == text:
                 return kept
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if text.startswith(self._encoder.decode(ids[:middle])):
-                low = middle
-            else:
-                high = middle - 1
-        return ids[:low]
+        last = self._last_candidate(ids, text)
+        # A token may end inside a character, whose replacement agrees with nothing: a few steps back there is none.
+        steps = range(last, max(0, last - MAX_TOKENS_OF_A_CHARACTER), -1)
+        return next((ids[:count] for count in steps if text.startswith(self._encoder.decode(ids[:count]))), [])
+
+    def _last_candidate(self, ids: list[int], text: str) -> int:
+        """How many of the ids can agree with the text at most: about where they part from it."""
+        ends = self._encoder.character_ends(ids)
+        if ends is not None:
+            return bisect_right(ends, common_characters(self._encoder.decode(ids), text, 0))
+        return bisect_left(
+            range(1, len(ids) + 1), True, key=lambda n: not text.startswith(self._encoder.decode(ids[:n]))
+        )
 
     def _exact(self, digests: list[bytes], text: str, encode: Encode) -> list[int] | None:
         """The ids with every remembered reply that can be put in; None when there is none."""
-        # Each entry: the ids of everything up to the end of a reply, and that reply.
-        chain: list[tuple[list[int], Reply]] = []
-        at = 0
-        ids: list[int] = []
+        hits = self._history.find(digests, text, lambda place: self._encoder.begins_apart(text, place))
+        chain = self._chain(hits, text, encode)
+        plain: list[int] | None = None
+        for link in reversed(chain):
+            rest = self._part(text[link.end :], None)
+            if rest and not self._encoder.begins_apart(text, link.end):
+                plain = encode(text) if plain is None else plain
+                if plain[-len(rest) :] != rest:
+                    continue
+            if self._spells(link.ids + rest, text):
+                self._use(chain, link)
+                return link.ids + rest
+        return None
+
+    def _chain(self, hits: list[Hit], text: str, encode: Encode) -> list[_Link]:
+        """The replies that followed the very ids before them, one after another from the beginning."""
+        chain = self._known_beginning(hits, text)
+        ids, at = (chain[0].ids, chain[0].end) if chain else ([], 0)
         strangers = 0
-        for start, replies in groupby(self._history.find(digests, text), key=lambda reply: reply.start):
+        for start, group in groupby(hits, key=lambda hit: hit.reply.start):
             # Where the ids before a reply are others, those before later replies mostly are too.
             if start < at or strangers == MAX_STRANGERS:
                 continue
             before = ids + self._part(text[at:start], None if chain else encode)
             digest = digest_of_ids(before)
-            reply = next((reply for reply in replies if reply.ids_digest == digest), None)
-            if reply is None:
+            hit = next((hit for hit in group if hit.reply.ids_digest == digest), None)
+            if hit is None:
                 strangers += 1
                 continue
-            ids, at = before + reply.ids.tolist(), reply.end
-            chain.append((ids, reply))
-        plain: list[int] | None = None
-        for ids, reply in reversed(chain):
-            rest = self._part(text[reply.end :], None)
-            if rest and not self._encoder.begins_apart(text, reply.end):
-                plain = encode(text) if plain is None else plain
-                if plain[-len(rest) :] != rest:
-                    continue
-            if self._spells(ids + rest, text):
-                for _, used in chain:
-                    self._history.touch(used)
-                return ids + rest
-        return None
+            chain.append(self._link(before, hit, text))
+            ids, at = chain[-1].ids, chain[-1].end
+        return chain
+
+    def _known_beginning(self, hits: list[Hit], text: str) -> list[_Link]:
+        """The last reply before which the ids are kept: the text is the same as it was then."""
+        for known, _ in reversed(hits):
+            if known.before is not None:
+                # Of the replies to that very prompt the longest, as everywhere.
+                same = (known.start, known.ids_digest)
+                hit = next(hit for hit in hits if (hit.reply.start, hit.reply.ids_digest) == same)
+                return [self._link(known.before.tolist(), hit, text)]
+        return []
+
+    def _link(self, before: list[int], hit: Hit, text: str) -> _Link:
+        reply = hit.reply
+        ids = reply.ids.tolist()
+        if hit.kept < len(reply.text):
+            ids = self._whole_tokens(ids, reply.text[: hit.kept])
+        end = hit.end if len(ids) == len(reply.ids) else reply.start + len(self._encoder.decode(ids))
+        return _Link(reply, len(before), before + ids, end)
+
+    def _use(self, chain: list[_Link], last: _Link) -> None:
+        """These replies were of use, up to `last`.  It alone keeps the ids before it: they have all the others'."""
+        for link in chain:
+            self._history.touch(link.reply)
+            if link is not last and link.reply.before is not None:
+                self._history.keep_before(link.reply, None)
+        if last.reply.before is None:
+            self._history.keep_before(last.reply, last.ids[: last.before])
 
     def _part(self, text: str, encode: Encode | None) -> list[int]:
         """The ids of a part of a prompt; the beginning is tokenized as a prompt of its own would be."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,9 +42,10 @@ class Reply:
     """A remembered reply: characters [start, start + len(text)) of a history are these ids.
 
     `ids_digest` is that of all ids before it: where they differ, so does what the model saw, and the reply is another.
+    `before` has those ids themselves where they are kept, so that a long history need not be tokenized again.
     """
 
-    __slots__ = ("block", "cost", "ids", "ids_digest", "lead", "start", "text")
+    __slots__ = ("before", "block", "cost", "ids", "ids_digest", "lead", "start", "text")
 
     def __init__(self, mark: Mark, text: str, ids: list[int]) -> None:
         self.block = mark.block
@@ -51,12 +54,34 @@ class Reply:
         self.ids_digest = mark.ids_digest
         self.text = text
         self.ids = array("i", ids)
+        self.before: array[int] | None = None
         self.cost = OVERHEAD_BYTES + sys.getsizeof(self.lead) + sys.getsizeof(text) + 4 * len(ids)
+
+
+class Hit(NamedTuple):
+    """A reply that stands in a text, or its first `kept` characters."""
+
+    reply: Reply
+    kept: int
 
     @property
     def end(self) -> int:
-        """Where its text ends in the history."""
-        return self.start + len(self.text)
+        """Where it ends in the text."""
+        return self.reply.start + self.kept
+
+
+def common_characters(run: str, text: str, place: int) -> int:
+    """For how many characters `run` and `text[place:]` agree."""
+    if text.startswith(run, place):
+        return len(run)
+    low, high = 0, min(len(run), max(0, len(text) - place))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(run[:middle], place):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def digest_of_ids(ids: list[int]) -> bytes:
@@ -101,24 +126,42 @@ class History:
         self._by_block.setdefault(reply.block, []).append(reply)
         self._replies[id(reply)] = reply
         self.bytes += reply.cost
-        while self.bytes > self._max_bytes:
-            self._forget(next(iter(self._replies.values())))
+        self._shed()
 
-    def find(self, digests: list[bytes], text: str) -> list[Reply]:
-        """The replies that stand in this text after the prompts that they followed, by their start, longest first."""
+    def find(self, digests: list[bytes], text: str, may_end: Callable[[int], bool]) -> list[Hit]:
+        """The replies that stand in this text after the prompts that they followed, by their start, longest first.
+
+        Where the text has only a beginning of a reply (it was cut off, or its last white space was stripped) that
+        counts if `may_end` says so of the character behind it.
+        """
         if not self._replies:
             return []
-        found = [
-            reply
-            for border, digest in enumerate(digests)
-            for reply in self._by_block.get(digest, ())
-            if text.startswith(reply.lead, border * BLOCK_CHARACTERS) and text.startswith(reply.text, reply.start)
-        ]
-        return sorted(found, key=lambda reply: (reply.start, -len(reply.text)))
+        hits = []
+        for border, digest in enumerate(digests):
+            for reply in self._by_block.get(digest, ()):
+                if not text.startswith(reply.lead, border * BLOCK_CHARACTERS):
+                    continue
+                kept = common_characters(reply.text, text, reply.start)
+                if kept and (kept == len(reply.text) or may_end(reply.start + kept)):
+                    hits.append(Hit(reply, kept))
+        return sorted(hits, key=lambda hit: (hit.reply.start, -hit.kept))
+
+    def keep_before(self, reply: Reply, ids: list[int] | None) -> None:
+        """Keep the ids before a reply, or (None) no longer."""
+        was = 0 if reply.before is None else 4 * len(reply.before)
+        reply.before = None if ids is None else array("i", ids)
+        more = (0 if ids is None else 4 * len(ids)) - was
+        reply.cost += more
+        self.bytes += more
+        self._shed()
 
     def touch(self, reply: Reply) -> None:
         """The reply was of use now."""
         self._replies.move_to_end(id(reply))
+
+    def _shed(self) -> None:
+        while self.bytes > self._max_bytes:
+            self._forget(next(iter(self._replies.values())))
 
     def _forget(self, reply: Reply) -> None:
         del self._replies[id(reply)]

@@ -98,6 +98,43 @@ def test_text_that_goes_on_gets_the_ids_only_where_the_rest_stays_as_it_was() ->
     assert encode(exact, text + " and the river")[: len(ids)] == ids
 
 
+def test_a_reply_that_comes_back_cut_off_or_stripped_keeps_its_ids_as_far_as_it_goes() -> None:
+    exact = exact_history()
+    reply = [*unusual(21), *TINY.encode(" tree.\n\n").ids]
+    ids = say(exact, ask("Cut"), [*reply, EOS_ID], TINY.decode(reply))
+    prompt = len(ids) - len(reply) - 1
+    for kept in range(1, len(reply)):
+        text = ask("Cut") + TINY.decode(reply[:kept]) + "<|im_end|>\n"
+        assert encode(exact, text)[: prompt + kept] == ids[: prompt + kept]
+    stripped = ask("Cut") + TINY.decode(reply).rstrip() + "<|im_end|>\n"
+    now = encode(exact, stripped)
+    assert now[: prompt + 12] == ids[: prompt + 12]
+    assert TINY.decode(now, skip_special_tokens=False) == stripped
+    # In the middle of a token: whole tokens, and the rest as it is tokenized in the whole.
+    word = TINY.encode(" question").ids
+    ids = say(exact, ask("Middle"), [*unusual(22), *word])
+    middle = ask("Middle") + TINY.decode(unusual(22)) + " ques<|im_end|>"
+    now = encode(exact, middle)
+    assert TINY.decode(now, skip_special_tokens=False) == middle
+
+
+@given(st.lists(st.integers(3, 511), min_size=1, max_size=40), st.data())
+def test_any_reply_cut_off_where_it_was_shown_keeps_all_its_ids(reply: list[int], data: st.DataObject) -> None:
+    exact = exact_history()
+    text = TINY.decode(reply)
+    ids = say(exact, ask("Cut"), reply, text)
+    prompt = len(ids) - len(reply)
+    kept = data.draw(st.integers(1, len(reply)))
+    shown = TINY.decode(reply[:kept])
+    if not text.startswith(shown):
+        # The cut is inside a character, where nobody is shown anything.
+        return
+    now = encode(exact, ask("Cut") + shown + "<|im_end|>\n")
+    assert TINY.decode(now, skip_special_tokens=False) == ask("Cut") + shown + "<|im_end|>\n"
+    if not shown.endswith("\ufffd"):
+        assert now[: prompt + kept] == ids[: prompt + kept]
+
+
 def test_other_tenants_and_namespaces_get_the_plain_ids() -> None:
     exact = exact_history()
     reply = unusual(4)
@@ -214,6 +251,32 @@ def test_with_a_start_token_a_text_prompt_keeps_it_once() -> None:
     assert now == ids + reply
     assert now[0] == 0
     assert now.count(0) == 1
+
+
+def test_a_long_conversation_is_not_tokenized_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(TINY.to_str().encode())
+    exact = ExactHistory(encoder, 10**6)
+    sizes: list[int] = []
+    plain = encoder.encode_chat
+
+    def counted(text: str) -> list[int]:
+        sizes.append(len(text))
+        return plain(text)
+
+    monkeypatch.setattr(encoder, "encode_chat", counted)
+    text = ask("First")
+    for turn in range(30):
+        sizes.clear()
+        ids, mark = exact.encode("", text, encoder.encode_chat)
+        assert TINY.decode(ids, skip_special_tokens=False) == text
+        assert turn < 3 or sum(sizes) < 400, f"turn {turn}: {sizes}"
+        reply = unusual(turn, 30)
+        exact.remember(Remember(mark, TINY.decode(reply), pack_ids(reply)))
+        text += TINY.decode(reply) + "<|im_end|>\n" + ask(f"Go on with number {turn}")
+    assert len(text) > 3000
+    # A branch off the middle still finds its ids.
+    middle = text[: text.index("number 15")] + "number what?"
+    assert TINY.decode(exact.encode("", middle, encoder.encode_chat)[0], skip_special_tokens=False) == middle
 
 
 def test_memory_that_is_full_falls_back_to_plain_ids() -> None:

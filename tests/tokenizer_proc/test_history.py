@@ -20,7 +20,7 @@ def reply_to(prompt: str, text: str, ids: list[int] | None = None, scope: str = 
 
 
 def found(history: History, text: str, scope: str = "") -> list[tuple[int, str]]:
-    return [(reply.start, reply.text) for reply in history.find(block_digests(scope, text), text)]
+    return [(reply.start, reply.text) for reply, _ in history.find(block_digests(scope, text), text, lambda _: False)]
 
 
 PIECES = st.text("ab🐙\n", max_size=700)
@@ -41,6 +41,21 @@ def test_exactly_the_replies_that_stand_after_their_prompts_are_found(
     assert sorted(found(history, text)) == sorted(expected)
     starts = [(start, -len(reply)) for start, reply in found(history, text)]
     assert starts == sorted(starts)
+
+
+def test_the_beginning_of_a_reply_counts_where_it_may_end() -> None:
+    history = History(10**9)
+    history.add(reply_to("prompt", "a long reply"))
+    history.add(reply_to("prompt", "a longer reply"))
+    text = "prompta long.and more"
+    digests = block_digests("", text)
+    assert history.find(digests, text, lambda place: text[place] != ".") == []
+    hits = history.find(digests, text, lambda place: text[place] == ".")
+    assert [(hit.reply.text, hit.kept, hit.end) for hit in hits] == [
+        ("a long reply", 6, 12),
+        ("a longer reply", 6, 12),
+    ]
+    assert history.find(block_digests("", "promptnothing"), "promptnothing", lambda _: True) == []
 
 
 def test_prompts_around_a_block_border_are_told_apart() -> None:
@@ -64,8 +79,8 @@ def test_of_equal_replies_the_last_counts_and_others_stay() -> None:
     for token in range(5):
         history.add(reply_to("prompt", "same", [token]))
     history.add(reply_to("prompt", "other", [9]))
-    (reply,) = history.find(block_digests("", "prompt same"), "promptsame")
-    assert reply.ids.tolist() == [4]
+    (hit,) = history.find(block_digests("", "promptsame"), "promptsame", lambda _: False)
+    assert hit.reply.ids.tolist() == [4]
     assert len(history) == 2
 
 
@@ -91,6 +106,25 @@ def test_memory_is_bounded_and_what_was_not_used_longest_goes() -> None:
     assert found(history, "prompt 999" + "text" * 20)
     assert not found(history, "prompt 0" + "text" * 20)
     assert 50 < len(history) < 1000
+
+
+def test_kept_prompts_count_as_memory() -> None:
+    history = History(10_000)
+    first, second = reply_to("first", "reply"), reply_to("second", "reply")
+    history.add(first)
+    history.add(second)
+    used = history.bytes
+    history.keep_before(second, [1] * 500)
+    assert history.bytes == used + 2000
+    history.keep_before(second, [1] * 100)
+    assert history.bytes == used + 400
+    history.keep_before(second, None)
+    assert history.bytes == used
+    history.touch(second)
+    history.keep_before(second, [1] * 2200)
+    assert not found(history, "firstreply")
+    assert found(history, "secondreply")
+    assert history.bytes <= 10_000
 
 
 def test_a_reply_larger_than_the_memory_is_not_kept_and_harms_nothing() -> None:
