@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sapwood.simulate.clients import Stalled
 from sapwood.simulate.cost import Fitted, ModelShape, Profile, ProfileError, read_profile
 from sapwood.simulate.flags import SWEEPS, Sweep
 from sapwood.simulate.hardware import profile_by_name
@@ -153,7 +154,10 @@ def _simulations(
         )
         if not prepared.requests:
             raise StartError(f"{trace.name}: no request fits into {room} tokens of context and pool")
-        yield simulate(prepared, profile, config)
+        try:
+            yield simulate(prepared, profile, config)
+        except Stalled as error:
+            raise StartError(f"the scheduler stalled: {error}") from None
 
 
 def _write_csv(path: Path, todo: list[Job], done: list[Report]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 import sys
 from pathlib import Path
 
@@ -183,6 +184,18 @@ def test_a_fault_of_profile_is_told_in_one_line(
     assert len(told) == 1
     assert told[0].startswith("sapwood profile: ")
     assert said in told[0]
+
+
+@pytest.mark.parametrize("command", ["simulate", "profile"])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    program = (
+        f"import sys\nfrom sapwood.cli import main\ntry: main([{command!r}, '--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print([name for name in ('numpy', 'torch', 'matplotlib', 'zmq') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() in ("[]", "['zmq']")
+    assert "--max-running-requests" in done.stdout
 
 
 def test_a_measured_profile_says_where_it_was_measured(profile: str) -> None:
