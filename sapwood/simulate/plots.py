@@ -31,13 +31,14 @@ def plot_run(path: Path, run: Simulation, title: str) -> None:
     figure.suptitle(title)
     stats = run.clients.stats
     moments = [moment for moment, _ in stats]
-    queue.plot(moments, [s.running for _, s in stats], label="running")
-    queue.plot(moments, [s.waiting for _, s in stats], label="waiting")
+    # What was reported holds until the next report.
+    queue.plot(moments, [s.running for _, s in stats], drawstyle="steps-post", label="running")
+    queue.plot(moments, [s.waiting for _, s in stats], drawstyle="steps-post", label="waiting")
     queue.set(xlabel="seconds", ylabel="requests")
     queue.legend()
     in_use = np.array([s.pages_in_use / s.pages_total for _, s in stats])
     cached = np.array([s.pages_cached / s.pages_total for _, s in stats])
-    pool.stackplot(moments, in_use, cached, labels=["held by requests", "held by the cache alone"])
+    pool.stackplot(moments, in_use, cached, step="post", labels=["held by requests", "held by the cache alone"])
     pool.set(xlabel="seconds", ylabel="share of the pool", ylim=(0, 1))
     pool.legend(loc="lower right")
     served = [call for call in run.clients.calls if call.served]
@@ -74,6 +75,7 @@ def plot_sweep(path: Path, runs: Sequence[tuple[dict[str, str], Report]], title:
     for panel, (field, text) in zip(axes.flat, panels, strict=True):
         for label, points in series.items():
             panel.plot([x for x, _ in points], [r.flat()[field] for _, r in points], marker="o", label=label or None)
+        panel.margins(y=0.1)
         panel.set(xlabel=along, ylabel=text, ylim=(0, None))
     if others:
         axes.flat[0].legend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -106,8 +107,7 @@ def report(run: Simulation, targets: Targets | None = None) -> Report:
     seconds = run.seconds - min((call.sent for call in clients.calls), default=0.0) or 1e-9
     waits = [call.waited for call in served]
     good = sum((targets or Targets()).met(call) for call in served)
-    pool = [(s.pages_in_use / s.pages_total, s.pages_cached / s.pages_total) for _, s in clients.stats]
-    in_use, cached = zip(*pool, strict=True) if pool else ((0.0,), (0.0,))
+    in_use, cached = _pool_shares(run)
     prompt_tokens = sum(call.prompt_tokens for call in served)
     even = fairness(clients)
     return Report(
@@ -132,9 +132,9 @@ def report(run: Simulation, targets: Targets | None = None) -> Report:
         most_rows=work.most_rows,
         tokens_per_step=work.tokens / max(1, work.steps),
         busy=work.busy / seconds,
-        pool_used=float(np.mean(in_use)),
-        pool_used_most=max(in_use),
-        pool_cached=float(np.mean(cached)),
+        pool_used=in_use.mean,
+        pool_used_most=in_use.most,
+        pool_cached=cached.mean,
         evicted_tokens=clients.stats[-1][1].evicted_tokens if clients.stats else 0,
         retractions=totals.retractions,
         jain=even.jain,
@@ -142,6 +142,28 @@ def report(run: Simulation, targets: Targets | None = None) -> Report:
         wall=run.wall,
         speed=run.seconds / run.wall,
     )
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Of the pool: over time, and at most."""
+
+    mean: float
+    most: float
+
+
+def _pool_shares(run: Simulation) -> tuple[_Share, _Share]:
+    """Pages that requests hold, and that the cache alone holds.  What was reported holds until the next report."""
+    stats = run.clients.stats
+    if not stats:
+        return _Share(0.0, 0.0), _Share(0.0, 0.0)
+    holds = np.diff([moment for moment, _ in stats], append=run.seconds)
+    total = stats[0][1].pages_total
+    shares = []
+    for pages in ([s.pages_in_use for _, s in stats], [s.pages_cached for _, s in stats]):
+        mean = np.average(pages, weights=holds) if holds.sum() > 0 else np.mean(pages)
+        shares.append(_Share(float(mean) / total, max(pages) / total))
+    return shares[0], shares[1]
 
 
 def lines(figures: Report, targets: Targets) -> list[str]:
