@@ -16,7 +16,6 @@ from sapwood.prefixes import Reuse, infinite_cache
 from srt.answer import RequestFailed
 from srt.child import StartError
 
-# Behind what was moved the next difference comes to light, so it takes rounds.
 MAX_ROUNDS = 8
 SHOWN_KINDS = 12
 # Prompts in the tokenizer's hands at once.
@@ -36,13 +35,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Lint:
-    """The findings.  `best`: what is reused once what varies stands at the end, which `moved` names."""
+    """The findings.  `best`: what is reused once what varies stands at the end, which `moved` names; `hidden`: the
+    breaks of these kinds that came to light only when others had been moved."""
 
     bodies: Sequence[Body]
     reuses: Sequence[Reuse]
     found: Sequence[Found]
     best: Sequence[Reuse]
     moved: Sequence[str]
+    hidden: Sequence[Found]
 
 
 def lint(path: Path, model: Path, chat_template: str | None) -> int:
@@ -60,8 +61,19 @@ def examine(bodies: Sequence[Body], tokenizer: OfflineTokenizer) -> Lint:
     """Look for what breaks prefixes, then for what moving it to the end would give.  Raises StartError."""
     reuses = _reuses(bodies, tokenizer)
     found = _breaks(bodies, reuses)
-    best, moved = _improve(bodies, reuses, found, tokenizer)
-    return Lint(bodies, reuses, found, best, moved)
+    best, moved, seen = _improve(bodies, reuses, found, tokenizer)
+    first = {_group(one) for one in found}
+    names = sorted({" in ".join(_group_of(what)) for what in moved})
+    hidden = [one for one in seen if _group(one) not in first and _group(one) in set(map(_group_of, moved))]
+    return Lint(bodies, reuses, found, best, names, hidden)
+
+
+def _group_of(what: Break) -> tuple[str, str]:
+    return what.kind, what.where
+
+
+def _group(found: Found) -> tuple[str, str]:
+    return _group_of(found.what)
 
 
 def _reuses(bodies: Sequence[Body], tokenizer: OfflineTokenizer) -> list[Reuse]:
@@ -92,24 +104,26 @@ def _breaks(bodies: Sequence[Body], reuses: Sequence[Reuse]) -> list[Found]:
 
 def _improve(
     bodies: Sequence[Body], reuses: Sequence[Reuse], found: Sequence[Found], tokenizer: OfflineTokenizer
-) -> tuple[Sequence[Reuse], list[str]]:
-    """Move what varies to the end until that gains nothing more."""
+) -> tuple[Sequence[Reuse], list[Break], list[Found]]:
+    """Move what varies to the end, round by round: behind what was moved the next difference comes to light, so that
+    a round may gain nothing before the next gains all.  The best round counts."""
     moved: list[Break] = []
-    known: set[tuple[str, str]] = set()
-    best = reuses
+    best: tuple[Sequence[Reuse], list[Break]] = (reuses, [])
+    seen: list[Found] = []
     for _ in range(MAX_ROUNDS):
+        known = set(map(_group_of, moved))
         new = [one.what for one in found if one.what.kind in MOVABLE and _movable_from(one.what, bodies)]
-        new = [what for what in new if (what.kind, what.where) not in known]
+        new = [what for what in new if _group_of(what) not in known]
         if not new:
             break
-        changed = [_changed(body, [*moved, *new]) for body in bodies]
+        moved = [*moved, *new]
+        changed = [_changed(body, moved) for body in bodies]
         now = _reuses(changed, tokenizer)
-        if total(now) <= total(best):
-            break
-        moved += new
-        known |= {(what.kind, what.where) for what in new}
-        best, found = now, _breaks(changed, now)
-    return best, sorted({f"{what.kind} in {what.where}" for what in moved})
+        found = _breaks(changed, now)
+        seen += found
+        if total(now) > total(best[0]):
+            best = now, moved
+    return best[0], best[1], seen
 
 
 def _movable_from(what: Break, bodies: Sequence[Body]) -> bool:
@@ -142,13 +156,24 @@ def report(lint: Lint) -> Iterator[str]:
         f"achievable hit rate: {rate(lint.reuses):.1%} ({total(lint.reuses)} tokens; "
         "a cache that never forgets, requests in this order)"
     )
-    groups: dict[tuple[str, str], list[Found]] = {}
-    for found in lint.found:
-        groups.setdefault((found.what.kind, found.what.where), []).append(found)
-    if not groups:
-        yield "nothing breaks prefixes"
-    else:
+    if lint.found:
         yield "what breaks prefixes:"
+        yield from _groups(lint.found)
+    else:
+        yield "nothing breaks prefixes"
+    if lint.hidden:
+        yield "what would break them behind that:"
+        yield from _groups(lint.hidden)
+    if lint.moved:
+        yield f"with this moved to the end (or made uniform): {rate(lint.best):.1%}"
+        for line in lint.moved:
+            yield f"  {line}"
+
+
+def _groups(breaks: Sequence[Found]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[Found]] = {}
+    for found in breaks:
+        groups.setdefault(_group(found), []).append(found)
     # What can be helped comes first.
     ranked = sorted(
         groups.items(), key=lambda group: (group[0][0] not in MOVABLE, -sum(found.lost for found in group[1]))
@@ -157,10 +182,6 @@ def report(lint: Lint) -> Iterator[str]:
         yield from _group_lines(kind, where, members)
     if len(ranked) > SHOWN_KINDS:
         yield f"  and {len(ranked) - SHOWN_KINDS} more"
-    if lint.moved:
-        yield f"with this moved to the end (or made uniform): {rate(lint.best):.1%}"
-        for line in lint.moved:
-            yield f"  {line}"
 
 
 def _group_lines(kind: str, where: str, members: Sequence[Found]) -> Iterator[str]:

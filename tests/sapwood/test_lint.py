@@ -114,6 +114,15 @@ def test_two_kinds_one_behind_the_other_are_both_found_and_moved(tokenizer: Offl
     assert rate(found.best) > 0.6 > rate(found.reuses)
 
 
+def test_a_difference_that_hides_right_behind_another_does_not_end_the_search(tokenizer: OfflineTokenizer) -> None:
+    requests = [chat(f"Current date: {TIMES[n]}\nrequest {IDS[n]}\n{RULES}", f"Question {n}?") for n in range(4)]
+    found = look(tokenizer, requests)
+    assert found.moved == ["date or time in messages[0] (system)", "id in messages[0] (system)"]
+    assert rate(found.best) > 0.4 > rate(found.reuses)
+    assert {(one.what.kind, one.what.where) for one in found.hidden} == {("id", "messages[0] (system)")}
+    assert IDS[1] in "\n".join(report(found))
+
+
 def test_white_space_and_the_order_of_tools_are_told(tokenizer: OfflineTokenizer) -> None:
     found = look(tokenizer, [chat(RULES, "a?"), chat(RULES.replace("rivers and", "rivers  and"), "b?")])
     assert kinds(found) == {("whitespace", "messages[0] (system)")}
