@@ -124,6 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def counters_are_right(self) -> None:
         if hasattr(self, "bench"):
             self.bench.core.check()
+            self.bench.check_flight()
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -275,6 +277,61 @@ def test_two_processes_on_one_folder_take_from_each_other(tmp_path: Path) -> Non
     one.files.refresh()  # type: ignore[union-attr]
     one.core.holdings.tree.flush()
     assert served(one, "more", [*HEAD, *HEAD, 1]) == 80
+
+
+def test_a_page_that_a_step_in_flight_copies_from_is_not_free(tmp_path: Path) -> None:
+    bench = Bench(disk=tmp_path)
+    bench.send("first", [7] * 6, max_new=1)
+    bench.run()
+    bench.send("copies", [7] * 5 + [8], max_new=1)
+    bench.step()
+    (plan,) = bench.oracle.in_flight
+    assert len(plan.copies) == 1, "rows of the half filled page are copied"
+    bench.abort("copies")
+    bench.tree.evict(64)
+    bench.check_flight()
+    bench.run()
+    bench.assert_whole()
+
+
+def test_a_full_disk_changes_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    bench = Bench(disk=tmp_path, pages=24)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        for index in range(6):
+            assert served(bench, f"r{index}", [index] * 50) == 0
+        bench.finish_disk()
+        assert bench.core.stats(0.0).disk_errors > 0
+    assert not list(tmp_path.rglob("*.kv"))
+    bench.now += 100
+    served(bench, "first", HEAD)
+    bench.finish_disk()
+    assert served(Bench(disk=tmp_path), "again", HEAD) == 39, "it is tried again later"
+    bench.assert_whole()
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_a_disk_smaller_than_the_memory_has_what_was_used_last(tmp_path: Path, share: float) -> None:
+    warmed(tmp_path)
+    block = next(tmp_path.rglob("*.kv")).stat().st_size
+    bench = Bench(disk=tmp_path, pages=40, disk_bytes=int(40 * share * block))
+    heads = [[head] * 30 for head in range(10)]
+    for turn in range(60):
+        # Three heads come again and again, the others push them out of memory now and then.
+        head = heads[turn % 3 if turn % 4 else turn % 10]
+        served(bench, f"r{turn}", [*head, turn])
+        bench.now += 1.0
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= 40 * share * block
+    bench.finish_disk()
+    stats = bench.core.stats(0.0)
+    assert stats.disk_writes > 60
+    assert (stats.disk_errors, stats.disk_dropped) == (0, 0)
+    bench.assert_whole()
+    last = heads[59 % 3]
+    assert served(Bench(disk=tmp_path), "again", [*last, 70]) == 28
 
 
 def test_files_that_another_process_removed_are_misses(tmp_path: Path) -> None:

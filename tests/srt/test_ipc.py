@@ -99,3 +99,15 @@ def test_sending_to_nobody_does_not_block_and_drops_the_oldest(context: zmq.Cont
 def test_packed_ids_come_back(ids: list[int]) -> None:
     assert unpack_ids(pack_ids(ids)) == ids
     assert len(pack_ids(ids)) == 4 * len(ids)
+
+
+def test_a_wait_ends_when_another_descriptor_becomes_readable(context: zmq.Context[Any], endpoint: str) -> None:
+    inbox: Inbox[Any] = Inbox(context, endpoint, SchedulerInbox)
+    readable, writable = os.pipe()
+    assert not inbox.wait(0.0, readable)
+    os.write(writable, b"x")
+    assert inbox.wait(10.0, readable)
+    assert not inbox.wait(0.0)
+    for descriptor in (readable, writable):
+        os.close(descriptor)
+    inbox.close()

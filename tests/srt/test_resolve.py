@@ -100,6 +100,11 @@ def test_the_token_budget_of_a_step(tiny_model: Path, asked: int | None, tokens:
     [
         ({"page_size": 0}, "--page-size 0: must be at least 1"),
         ({"page_size": 2048}, "--page-size 2048"),
+        ({"disk_cache_gb": 0.0}, "--disk-cache-gb 0: must be above 0"),
+        ({"disk_cache_gb": float("nan")}, "--disk-cache-gb nan"),
+        ({"disk_cache_dir": ""}, "--disk-cache-dir : is no folder"),
+        ({"disk_cache_dir": __file__}, "is no folder"),
+        ({"disk_cache_dir": "pages", "disable_radix_cache": True}, "--disk-cache-dir: keeps what the radix cache"),
         ({"chunked_prefill_size": 0}, "--chunked-prefill-size 0: must be at least 1"),
         ({"chunked_prefill_size": -2}, "--chunked-prefill-size -2"),
         ({"context_length": 1}, "--context-length 1"),
@@ -172,3 +177,14 @@ def test_every_role_gets_its_settings_and_reads_them_back(tiny_model: Path, tmp_
 )
 def test_a_model_is_called_by_the_last_part_of_what_was_asked_for(model: str, name: str) -> None:
     assert default_name(model) == name
+
+
+def test_the_disk_cache_is_off_unless_asked_for_and_its_folder_need_not_exist(tiny_model: Path, tmp_path: Path) -> None:
+    found = resolved(tiny_model)
+    assert next(settings for _, _, settings in found.role_configs("run")).disk_cache_dir is None  # type: ignore[union-attr]
+    assert "disk_cache=off" in found.line()
+    found = resolved(tiny_model, disk_cache_dir=str(tmp_path / "pages"), disk_cache_gb=1.5)
+    scheduler = next(settings for _, _, settings in found.role_configs("run"))
+    assert isinstance(scheduler, SchedulerConfig)
+    assert (scheduler.disk_cache_dir, scheduler.disk_cache_bytes) == (str(tmp_path / "pages"), 1_500_000_000)
+    assert "disk_cache=1.5GB" in found.line()
