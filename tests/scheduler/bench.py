@@ -128,6 +128,12 @@ class Bench:
             f"not idle after {max_steps} steps: {self.core.num_running} run, {self.core.num_waiting} wait"
         )
 
+    def check_flight(self) -> None:
+        """No step in flight knows a free page: whoever takes one may fill it at once."""
+        for plan in self.oracle.in_flight:
+            for page in {*plan.kv_indices.tolist(), *plan.copies[:, :2].ravel().tolist()}:
+                assert self.pool.refcount(page), f"page {page} of step {plan.step} in flight is free"
+
     def finish_disk(self) -> None:
         """Do all that the disk's threads have to do."""
         if self.files is not None:
