@@ -1,7 +1,10 @@
 """The prefix cache: page pool, radix tree, eviction.  numpy only."""
 
-from radix.eviction import LFU, LRU, EvictionPolicy, policy_by_name
+from radix.adaptive import Adaptive
+from radix.eviction import LFU, LRU, EvictionPolicy
 from radix.explain import Eviction, EvictionLog, Outlined
+from radix.node import Hint
+from radix.policies import policy_by_name
 from radix.pool import PageError, PagePool
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
 from radix.tree import RadixTree
@@ -9,9 +12,11 @@ from radix.tree import RadixTree
 __all__ = [
     "LFU",
     "LRU",
+    "Adaptive",
     "Eviction",
     "EvictionLog",
     "EvictionPolicy",
+    "Hint",
     "Insert",
     "Lock",
     "Match",

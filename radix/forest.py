@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from radix.eviction import EvictionPolicy, LeafQueue
+from radix.eviction import EvictionPolicy, Leaves
 from radix.node import TOKEN_BYTES, Node
 from radix.pool import PagePool
 
@@ -41,7 +41,7 @@ class Forest:
         self.page_size = pool.page_size
         self.page_bytes = pool.page_size * TOKEN_BYTES
         self.roots: dict[str, Node] = {}
-        self.leaves = LeafQueue(policy)
+        self.leaves: Leaves = policy.leaves(pool.num_pages)
         self.num_pages = 0
         self.locked_pages = 0
         self.num_nodes = 0
@@ -139,6 +139,8 @@ class Forest:
         upper.locks = node.locks
         upper.tick = node.tick
         upper.hits = node.hits
+        upper.uses = node.uses
+        upper.reply = node.reply
         parent.children[upper.key[: self.page_bytes]] = upper
         node.key = node.key[cut:]
         del node.pages[:whole]

@@ -11,8 +11,12 @@
     locks     receipts whose path goes through here; a node's count is never below a child's
     tick      when it was last used, by the tree's counter of walks; never below a child's
     hits      how many matches went through it
+    uses      how often requests have used this run and gone on from it, as far as that can be told
+    reply     tokens of the reply that its run ends with; 0: not told
+    hint      what is known of its future
     generation  grows when pages leave the node, so that matches from before are known to be stale
     entry     its place among the leaves that may be evicted, or None
+    ghost     under which place its evicted part is remembered, or None
 
 A root has no key, no pages and no parent.  A node that has left the tree has no parent either.
 """
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -30,6 +35,21 @@ TOKEN_BYTES = 4
 FEW_CHILDREN = 6
 
 
+class Hint(Enum):
+    """What is known of the future of a run.
+
+    NONE     nothing
+    WAITING  it is a conversation that goes on when a tool has answered
+    DONE     its branch is closed, or superseded by another one
+    PASSED   it is the small rest of a run from which a request parted near its end; the tree finds that out itself
+    """
+
+    NONE = "none"
+    WAITING = "waiting"
+    DONE = "done"
+    PASSED = "passed"
+
+
 class Node:
     """See the head of this file."""
 
@@ -37,6 +57,8 @@ class Node:
         "children",
         "entry",
         "generation",
+        "ghost",
+        "hint",
         "hits",
         "key",
         "locks",
@@ -45,8 +67,10 @@ class Node:
         "order",
         "pages",
         "parent",
+        "reply",
         "start",
         "tick",
+        "uses",
     )
 
     def __init__(self, namespace: str, key: bytes, pages: array[int], start: int, parent: Node | None) -> None:
@@ -63,6 +87,10 @@ class Node:
         self.hits = 0
         self.generation = 0
         self.entry: Any = None
+        self.uses = 0
+        self.reply = 0
+        self.hint = Hint.NONE
+        self.ghost: tuple[str, int, bytes] | None = None
 
     def add_child(self, name: bytes, child: Node, page_bytes: int) -> None:
         """Put a run under this node.  `name`: its first page, or all of it when it is shorter."""

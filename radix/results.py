@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
+from radix.eviction import Reuse
 from radix.node import Node
 
 
@@ -39,12 +40,17 @@ class Lock:
     """A receipt: the path from `node` to the root is locked until the receipt is given back.
 
     A node that is split keeps its identity as the lower part, so the receipt goes on naming the whole path.
+
+    uses   how often the run that was matched has been used now, if what is inserted with the receipt continues it
+    reuse  what the policy learns when something is inserted with the receipt: that the match was put to use
     """
 
-    __slots__ = ("held", "node")
+    __slots__ = ("held", "node", "reuse", "uses")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, uses: int = 0, reuse: Reuse | None = None) -> None:
         self.node = node
+        self.uses = uses
+        self.reuse = reuse
         self.held = True
 
 

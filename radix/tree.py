@@ -19,10 +19,10 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radix.audit import check_forest, draw_forest
-from radix.eviction import LRU, EvictionPolicy
+from radix.eviction import LRU, EvictionPolicy, Reuse
 from radix.explain import Outlined, following, outline
 from radix.forest import Forest
-from radix.node import TOKEN_BYTES, Node
+from radix.node import TOKEN_BYTES, Hint, Node
 from radix.pool import PagePool, page_run
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
 from radix.walk import Stop, walk
@@ -87,6 +87,8 @@ class RadixTree:
         receipt too: it keeps the namespace from being flushed.
         """
         node = match.node
+        uses = 0
+        reuse: Reuse | None = None
         if node is None:
             node = self._forest.root(match.namespace)
         elif node.generation != match.generation:
@@ -96,12 +98,25 @@ class RadixTree:
             # A node that was split since covers only the lower part of what it covered then.
             while node.start >= end and node.parent is not None:
                 node = node.parent
-            if node.start + len(node.pages) != end:
-                node = self._forest.split(node, end - node.start)
-                # `match` could not touch the upper part alone, which is now a node.
-                self._touch(node, 0)
+            used = end - node.start
+            reuse = self._forest.leaves.reuse(node, used, self._tick)
+            if len(node.children) < 2 and 2 * used >= len(node.pages):
+                uses = node.uses + 1
+            if used != len(node.pages):
+                node = self._part(node, used)
         self._forest.lock_path(node)
-        return Lock(node)
+        return Lock(node, uses, reuse)
+
+    def _part(self, node: Node, whole: int) -> Node:
+        """Split a node whose first `whole` pages alone are used now.  Returns these."""
+        upper = self._forest.split(node, whole)
+        # `match` could not touch the upper part alone, which is now a node.
+        self._touch(upper, 0)
+        upper.uses += 1
+        if node.hint is Hint.NONE and not node.children and len(node.pages) <= whole:
+            node.hint = Hint.PASSED
+            self._forest.leaves.changed(node)
+        return upper
 
     def unlock(self, lock: Lock) -> None:
         """Give a receipt back.  Raises StaleLock when that has been done before."""
@@ -121,13 +136,17 @@ class RadixTree:
 
     # Insert -------------------------------------------------------------------------------------------------------
 
-    def insert(self, namespace: str, tokens: bytes, pages: Sequence[int], lock: Lock | None = None) -> Insert:
+    def insert(
+        self, namespace: str, tokens: bytes, pages: Sequence[int], lock: Lock | None = None, reply: int = 0
+    ) -> Insert:
         """Make the KV of `tokens` (packed int32) known; it lies in `pages`, the last of which may be partly filled.
 
         The tree shares the pages that it takes, and takes none where it holds the same run already.  With `lock`,
         that receipt is given back for one on the whole inserted path; the part both have in common stays locked
         throughout.  A tail that has become the beginning of something longer goes, unless another receipt holds it;
         one that is the beginning of something present is not taken.
+
+        `reply`: how many tokens at the end are the reply to the rest, for the eviction policy.
 
         Raises ValueError when the number of pages does not fit the tokens, StaleLock when the receipt has been given
         back or is another namespace's, PageError when a page is free; nothing is changed then.
@@ -153,6 +172,7 @@ class RadixTree:
             new_tokens = num_tokens - have * self._page_size
             end = self._grow(stop, tokens, pages, lock)
         self._touch(end, 0)
+        self._used(end, tokens, have if new_tokens else None, lock, reply)
         if lock is not None:
             lock = self._move_lock(lock, end)
         elif new_tokens and end.entry is None:
@@ -161,6 +181,21 @@ class RadixTree:
         if have < full:
             known += page_run(pages[have:full])
         return Insert(known, new_tokens, lock)
+
+    def _used(self, end: Node, tokens: bytes, known: int | None, lock: Lock | None, reply: int) -> None:
+        """Note what the eviction policy wants to know of an inserted run.  `known`: pages that were here; None: all."""
+        leaves = self._forest.leaves
+        if known is not None:
+            end.uses = leaves.returns(end.namespace, tokens, known, self._page_bytes, self._tick)
+        if lock is not None:
+            end.uses = max(end.uses, lock.uses)
+            if lock.reuse is not None:
+                leaves.learn(lock.reuse)
+                lock.reuse = None
+        if reply:
+            end.reply = reply
+        end.hint = Hint.NONE
+        leaves.changed(end)
 
     def _known_end(self, stop: Stop, exact: bool) -> Node:
         """The last node of a run that is all there; with `exact`, one that ends where the run ends, to the page."""
@@ -222,7 +257,29 @@ class RadixTree:
         else:
             self._forest.lock_path(end)
             self._forest.unlock_path(old)
-        return Lock(end)
+        return Lock(end, lock.uses)
+
+    # Hints --------------------------------------------------------------------------------------------------------
+
+    def hint(self, namespace: str, tokens: bytes, hint: Hint) -> bool:
+        """Tell the eviction policy what is known of the future of the run `tokens` (packed int32).
+
+        It holds until the run is used or grows.  False, and nothing is noted, when the last full page of the run is
+        not here, or is part of something longer: then others need it.
+        """
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return False
+        node, inside, whole, rows, pages = walk(root, tokens, self._page_size)
+        node = inside if inside is not None and (whole or rows) else node
+        full = len(tokens) // self._page_bytes
+        here = node.start + len(node.key) // self._page_bytes
+        # The last pages of both may be filled in part, and differently.
+        if node.parent is None or node.children or len(pages) < full or here > full:
+            return False
+        node.hint = hint
+        self._forest.leaves.changed(node)
+        return True
 
     # Evict, flush -------------------------------------------------------------------------------------------------
 
@@ -234,7 +291,7 @@ class RadixTree:
         """
         freed = 0
         while freed < num_pages:
-            leaf = self._forest.leaves.cheapest()
+            leaf = self._forest.leaves.cheapest(self._tick)
             if leaf is None:
                 break
             freed += self._shrink(leaf, num_pages - freed)
@@ -243,6 +300,7 @@ class RadixTree:
     def _shrink(self, leaf: Node, wanted: int) -> int:
         """Evict `wanted` pages from the end of a leaf, or all of it.  Returns how many became free."""
         kept = max(len(leaf.pages) - wanted, 0)
+        self._forest.leaves.leaves_pages(leaf, kept, self._page_bytes)
         if self.on_evict is not None:
             self.on_evict(leaf.namespace, self._prefix(leaf), leaf.pages[kept:])
         if kept:
