@@ -16,8 +16,8 @@ fair        the tenant that has been served least goes next (virtual token count
             a prefix hit costs what it really costs).  Between two tenants that always have requests waiting the
             service differs by no more than two of the largest requests; inside a tenant the order is that of lpm.
 
-A request that waits for a prefix that another is computing just now lets others pass meanwhile, under any policy: for as
-long as that prefix takes, and to be admitted sooner with less to compute.
+A request that waits for a prefix that another is computing just now lets others pass meanwhile, under any policy: for
+as long as that prefix takes, and with less to compute of its own afterwards.
 
 A rank says how good it is to serve a request now less what it gains by waiting; since everybody gains at the same
 pace, it does not depend on the time.  A retracted request goes before all others: it has been admitted once, in its
