@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import select
-import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -92,10 +91,11 @@ def test_threads_write_and_read_and_wake_whoever_waits(tmp_path: Path) -> None:
     ]
     memory = tier._memory
     assert [memory.read_page(50 + page) for page in range(10)] == [memory.read_page(page) for page in range(10)]
-    assert not select.select([wake.fd], [], [], 0)[0]
     tier.close()
+    assert not any(thread.is_alive() for thread in tier._threads)
+    tier.poll()
+    assert not select.select([wake.fd], [], [], 0)[0], "nothing is left to wake for"
     wake.close()
-    assert threading.active_count() == 1 or not any(thread.name == "disk" for thread in threading.enumerate())
 
 
 def test_closing_writes_what_waits_to_be_written(tmp_path: Path) -> None:
