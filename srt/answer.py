@@ -163,8 +163,8 @@ class Answer:
         self.ask = ask
         self.rids = rids
         self.prompt_tokens = 0
-        # The tokenizers' name for the prompt; empty where what follows it is not to be remembered.
-        self.mark = b""
+        # The tokenizers' name for the prompt; empty where what follows it is not to be remembered; None: not told yet.
+        self.mark: bytes | None = None
         self.failure: RequestFailed | None = None
         self._clock = clock
         self._asked_at = clock()

@@ -60,6 +60,9 @@ STOP_GRACE_SECONDS = 5.0
 # Prompts given to the tokenizers and not yet tokenized; below the high-water mark of a socket, so that none is lost.
 MAX_UNTOKENIZED = 8192
 
+# Ended asks whose prompt's mark may still come: what a tokenizer is just handing on.
+MAX_UNMARKED = 256
+
 ReplyT = TypeVar("ReplyT")
 
 
@@ -100,6 +103,8 @@ class Front:
         # By the id of the ask: those that wait for a worker, with their time limit; those that a tokenizer has.
         self._held: dict[str, tuple[Answer, Submit, asyncio.TimerHandle]] = {}
         self._tokenizing: dict[str, Worker] = {}
+        # Asks that have ended before their prompt's mark came.
+        self._unmarked: dict[str, Answer] = {}
         self._tokenize_calls: dict[str, asyncio.Future[list[int]]] = {}
         self._calls: dict[str, asyncio.Future[CallReply]] = {}
         self._trees: dict[str, asyncio.Future[CacheTree]] = {}
@@ -309,6 +314,11 @@ class Front:
 
     def _remember(self, answer: Answer) -> None:
         """Tell every tokenizer what was said after a prompt: any of them may get the history that has it."""
+        if answer.mark is None and answer.completion_tokens:
+            # The prompt's mark takes another way than the text, and may come later than all of it.
+            self._unmarked[answer.id] = answer
+            if len(self._unmarked) > MAX_UNMARKED:
+                del self._unmarked[next(iter(self._unmarked))]
         if not answer.mark or self._runtime is None:
             return
         ask = answer.ask
@@ -384,6 +394,10 @@ class Front:
             answer = self._samples[rid][0]
             answer.prompt_tokens = message.prompt_tokens
             answer.mark = message.mark
+        elif rid in self._unmarked:
+            answer = self._unmarked.pop(rid)
+            answer.mark = message.mark
+            self._remember(answer)
 
     def _on_rejected(self, message: Rejected) -> None:
         retry_after = RETRY_AFTER_SECONDS if message.status in (429, 503) else None

@@ -53,6 +53,7 @@ def test_one_prompt_gives_one_reply_in_the_native_shape(engine: Engine) -> None:
         "prompt_tokens",
         "completion_tokens",
         "cached_tokens",
+        "cache_report",
         "queue_time",
         "e2e_latency",
     }

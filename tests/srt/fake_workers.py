@@ -22,6 +22,8 @@ from srt.config import inbox_path, read_detokenizer_config, read_scheduler_confi
 from srt.ipc import Inbox, Outbox
 from srt.messages import (
     Abort,
+    CacheNode,
+    CacheTree,
     Call,
     CallReply,
     ChatPrompt,
@@ -30,6 +32,7 @@ from srt.messages import (
     Generate,
     IdsPrompt,
     Rejected,
+    Remember,
     SchedulerInbox,
     SchedulerStats,
     Shutdown,
@@ -50,7 +53,9 @@ TICK_SECONDS = 0.001
 
 
 def serve_tokenizer(path: Path, context: zmq.Context[Any], phases: Phases, ready: Callable[..., None]) -> None:
-    """ "tokenizer dies": exits at such a prompt; "tokenizer sleeps": never answers it; "refuse": rejects it."""
+    """ "tokenizer dies": exits at such a prompt; "tokenizer sleeps": never answers it; "refuse": rejects it; "recall":
+    answered by the remembered replies, each as mark:namespace:text:ids; "forget": its replies are not to be remembered.
+    """
     config = read_tokenizer_config(path)
     inbox: Inbox[TokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
     front = Outbox(context, inbox_path(config.run_dir, "front"))
@@ -60,6 +65,7 @@ def serve_tokenizer(path: Path, context: zmq.Context[Any], phases: Phases, ready
     if config.chat_template == "dies while starting":
         os._exit(7)
     ready(config.index, role="tokenizer")
+    remembered: list[str] = []
     while True:
         inbox.wait(None)
         for message in inbox.drain():
@@ -67,7 +73,13 @@ def serve_tokenizer(path: Path, context: zmq.Context[Any], phases: Phases, ready
                 if config.chat_template == "never leaves":
                     time.sleep(1000)
                 return
+            if isinstance(message, Remember):
+                said = "".join(map(chr, unpack_ids(message.ids)))
+                remembered.append(f"{message.mark.decode()}:{message.namespace}:{message.text}:{said}")
+                continue
             text = text_of(message.prompt)
+            if text.startswith("recall"):
+                text = " ".join(remembered)
             if text.startswith("tokenizer dies"):
                 os._exit(3)
             if text.startswith("tokenizer sleeps"):
@@ -80,7 +92,8 @@ def serve_tokenizer(path: Path, context: zmq.Context[Any], phases: Phases, ready
                 front.send(Tokenized(rids, len(text), ids))
             else:
                 generate(message, ids, scheduler)
-                front.send(Tokenized(message.rids, len(text)))
+                mark = b"" if text.startswith("forget") else text.encode()
+                front.send(Tokenized(message.rids, len(text), mark=mark))
 
 
 def text_of(prompt: TextPrompt | IdsPrompt | ChatPrompt) -> str:
@@ -161,6 +174,9 @@ def serve_scheduler(path: Path, context: zmq.Context[Any], phases: Phases, ready
                     if what == "stats":
                         front.send(stats(len(running), len(aborted), output_tokens))
                         front.send(CallReply(call_id, True))
+                    elif what == "cache_tree":
+                        node = CacheNode(message.tenant, -1, message.depth, message.max_nodes, b"", 0, 0, 0.0, 0)
+                        detokenizer.send(CacheTree(call_id, (node,), config.page_size))
                     else:
                         front.send(CallReply(call_id, not running, "requests are running" if running else ""))
         deltas = tuple(run.step() for run in running.values())
@@ -187,6 +203,11 @@ def serve_detokenizer(path: Path, context: zmq.Context[Any], phases: Phases, rea
         for message in inbox.drain():
             if isinstance(message, Shutdown):
                 return
+            if isinstance(message, CacheTree):
+                if message.nodes[0].namespace == "detokenizer dies":
+                    os._exit(4)
+                front.send(message)
+                continue
             front.send(TextOutput(tuple(to_text(delta, counts) for delta in message.deltas)))
 
 

@@ -327,3 +327,36 @@ def test_status_can_be_told_as_json_in_every_state(run: Run) -> None:
         assert front.status().state == "stopped"
 
     run(scenario())
+
+
+def test_what_was_said_after_a_prompt_is_told_to_every_tokenizer(run: Run) -> None:
+    async def scenario() -> None:
+        async with fake_front(tokenizer_workers=3) as front:
+            asked = Ask(TextPrompt("abc"), SamplingParams(max_new_tokens=4), n=2, namespace="mine")
+            await front.ask(asked).collect()
+            await front.ask(ask("forget this", 3)).collect()
+            unread = front.ask(ask("stop me", None))
+            await until(lambda: unread.completion_tokens > 20)
+            unread.abort()
+            said = unread.outputs()[0][0]
+            for _ in range(6):
+                found = "".join(map(chr, await front.tokenize(TextPrompt("recall"))))
+                assert found == f"abc:mine:abca:abca abc:mine:abca:abca stop me::{said}:{said}"
+            with pytest.raises(RequestFailed):
+                await front.ask(ask("model fails ", 10)).collect()
+            assert "model" not in "".join(map(chr, await front.tokenize(TextPrompt("recall"))))
+
+    run(scenario())
+
+
+def test_the_tree_is_asked_of_the_scheduler_and_comes_by_way_of_the_detokenizer(run: Run) -> None:
+    async def scenario() -> None:
+        async with fake_front() as front:
+            trees = await asyncio.gather(*(front.cache_tree("me", depth, 7) for depth in range(5)))
+            assert [tree.nodes[0].tokens for tree in trees] == list(range(5))
+            assert {(tree.nodes[0].namespace, tree.nodes[0].pages) for tree in trees} == {("me", 7)}
+            with pytest.raises(RequestFailed) as caught:
+                await front.cache_tree("detokenizer dies", 1, 1)
+            assert (caught.value.status, caught.value.code) == (503, "worker_died")
+
+    run(scenario())
