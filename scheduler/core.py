@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from radix import PagePool, RadixTree
@@ -22,6 +21,7 @@ from scheduler.batch import Row, build_plan
 from scheduler.events import Event, add_prompt_logprobs, token_delta, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
+from scheduler.limits import Deadlines, Limits, does_not_fit, queue_is_full, tenant_is_over
 from scheduler.misses import Misses
 from scheduler.pace import Pace
 from scheduler.policy import Policy
@@ -35,24 +35,6 @@ from srt.plan import Plan, RowLogprobs, SlotOpen, StepResult
 
 # Aborts of unknown requests that are remembered, since an abort may overtake its request.
 REMEMBERED_ABORTS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a step and a request may not exceed.  Tokens unless named otherwise.
-
-    `max_step_tokens`: all rows of a step; `max_running_requests`: rows of a step and request slots;
-    `context_length`: prompt and output of a request; `max_queued_requests`: waiting, all and of one tenant, None for
-    no limit; `queue_timeout`: seconds that a request may wait for its first admission.
-    """
-
-    context_length: int
-    max_step_tokens: int
-    max_running_requests: int
-    max_queued_requests: int | None = None
-    max_queued_per_tenant: int | None = None
-    queue_timeout: float | None = None
-    eos_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -99,8 +81,7 @@ class Scheduler:
         self._opened: list[SlotOpen] = []
         self._closed: list[int] = []
         self._events: list[Event] = []
-        # (moment, rank of arrival, request), the next to pass first.
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines()
         self._early_aborts: OrderedDict[str, None] = OrderedDict()
         self._next_step = 0
         self._arrivals = 0
@@ -183,42 +164,29 @@ class Scheduler:
         self._requests[message.rid] = request
         self._waiting.add(request)
         if message.timeout is not None:
-            heappush(self._deadlines, (now + message.timeout, request.order, request))
-            if len(self._deadlines) > 2 * len(self._requests) + 64:
-                # Most have ended long before their time.
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].is_terminal]
-                heapify(self._deadlines)
+            self._deadlines.add(now + message.timeout, request)
         if message.rid in self._early_aborts:
             del self._early_aborts[message.rid]
             self._abort(message.rid)
 
     def _why_not(self, message: Generate, prompt_tokens: int, room: int) -> Rejected | None:
-        rids = (message.rid,)
         if message.rid in self._requests:
-            return Rejected(rids, 400, f"request id {message.rid} is already in use", "rid", "duplicate_request_id")
-        if prompt_tokens == 0:
-            return Rejected(rids, 400, "the prompt has no tokens; at least one is needed", "prompt", "empty_prompt")
-        if prompt_tokens + 1 > room:
-            limits = self.limits
-            what = "context" if limits.context_length == room else "KV pool"
-            text = f"the prompt has {prompt_tokens} tokens; the {what} has room for {room - 1} and one more to generate"
-            return Rejected(rids, 400, text, "prompt", "context_length_exceeded")
-        return self._make_room_in_queue(message)
+            text = f"request id {message.rid} is already in use"
+            return Rejected((message.rid,), 400, text, "rid", "duplicate_request_id")
+        return (
+            does_not_fit(message.rid, prompt_tokens, room, self.limits)
+            or tenant_is_over(message, self._waiting.count(message.tenant), self.limits)
+            or self._make_room_in_queue(message)
+        )
 
     def _make_room_in_queue(self, message: Generate) -> Rejected | None:
         """Refuse the request, or another one of less priority in its stead, when the queue is full."""
-        limits, tenant = self.limits, message.tenant
-        of_tenant = self._waiting.count(tenant)
-        if limits.max_queued_per_tenant is not None and of_tenant >= limits.max_queued_per_tenant:
-            text = f"{of_tenant} requests of this tenant are waiting and {limits.max_queued_per_tenant} may; try later"
-            return Rejected((message.rid,), 429, text, None, "queue_full")
-        if limits.max_queued_requests is None or len(self._waiting) < limits.max_queued_requests:
-            return None
-        text = f"{len(self._waiting)} requests are waiting and the queue holds {limits.max_queued_requests}; try later"
-        victim = self._waiting.least()
-        if victim is None or victim.message.priority >= message.priority:
-            return Rejected((message.rid,), 429, text, None, "queue_full")
-        self._refuse(victim, Rejected((victim.rid,), 429, f"gave way to a more urgent request: {text}", None, "shed"))
+        least = self._waiting.least()
+        rejected = queue_is_full(message, len(self._waiting), least, self.limits)
+        if rejected is None or rejected.rids[0] == message.rid:
+            return rejected
+        assert least is not None
+        self._refuse(least, rejected)
         return None
 
     def _refuse(self, request: Request, rejected: Rejected) -> None:
@@ -228,10 +196,7 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         """End those whose time is up, and refuse those that have waited too long for their first admission."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heappop(self._deadlines)[2]
-            if request.is_terminal:
-                continue
+        for request in self._deadlines.passed(now):
             text = f"the timeout of {request.message.timeout:g} s has passed"
             if request.admitted_at is None:
                 self._refuse(request, Rejected((request.rid,), 504, f"{text}; it was still waiting", None, "timeout"))

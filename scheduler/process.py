@@ -13,7 +13,8 @@ from typing import Any
 import zmq
 
 from radix import PagePool, RadixTree
-from scheduler.core import Limits, Scheduler
+from scheduler.core import Scheduler
+from scheduler.limits import Limits
 from scheduler.inspection import TreeInspection
 from scheduler.pace import Pace
 from scheduler.policy import POLICIES

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from radix import PagePool, RadixTree
-from scheduler.core import Limits, Scheduler
+from scheduler.core import Scheduler
+from scheduler.limits import Limits
 from scheduler.page_folder import PageFolder
 from scheduler.policy import POLICIES
 from scheduler.swap import SwapSpace

@@ -13,7 +13,8 @@ import pytest
 import zmq
 
 from radix import PagePool, RadixTree
-from scheduler.core import Limits, Scheduler
+from scheduler.core import Scheduler
+from scheduler.limits import Limits
 from scheduler.policy import POLICIES
 from scheduler.process import Loop, build_core
 from srt.child import StartError
