@@ -14,11 +14,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from sapwood.pull import resolve_model
-
 from benchmarks.client import Client, Reply
 from benchmarks.servers import Server, sapwood
 from benchmarks.workloads import WORKLOADS, Words
+from sapwood.pull import resolve_model
 
 HEAD_TOKENS = 1000
 

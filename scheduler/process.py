@@ -14,8 +14,8 @@ import zmq
 
 from radix import PagePool, RadixTree
 from scheduler.core import Scheduler
-from scheduler.limits import Limits
 from scheduler.inspection import TreeInspection
+from scheduler.limits import Limits
 from scheduler.pace import Pace
 from scheduler.policy import POLICIES
 from scheduler.swap import SwapSpace
