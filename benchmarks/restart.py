@@ -2,9 +2,9 @@
 
     python -m benchmarks.restart --model smollm2 --head 4000
 
-Every run has a head of its own: it is sent cold, again with another ending (warm, from memory), then the server and its
-workers are killed with SIGKILL and started again on the same folder, and the very first request has the head and a third
-ending (from disk).  Medians are printed with their ratios, and the cached tokens of every request are checked.
+Every run has a head of its own: it is sent cold, again with another ending (warm, from memory), then the server and
+its workers are killed with SIGKILL and started again on the same folder, and the very first request has the head and a
+third ending (from disk).  Medians are printed with their ratios, and the cached tokens of every request are checked.
 """
 
 from __future__ import annotations

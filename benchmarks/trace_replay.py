@@ -21,7 +21,7 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.block_traces import NAMES, BlockRequest, BlockTrace, load
+from benchmarks.block_traces import NAMES, SEED, BlockRequest, BlockTrace, load
 from benchmarks.offline_optimum import infinite_hits, next_uses, optimal_hits
 from radix import Hint, PagePool, RadixTree, policy_by_name
 
@@ -88,10 +88,9 @@ def print_trace(trace: BlockTrace, capacities: list[int], policies: list[str]) -
     runs = [(policy, False) for policy in policies]
     if any(request.session is not None for request in trace.requests):
         runs += [(policy, True) for policy in policies if policy not in ("lru", "lfu")]
-    print(f"\n{trace.name}: {len(trace.requests):,} requests, {trace.tokens / 1e6:.1f}M tokens in blocks of ", end="")
-    print(
-        f"{trace.block_size}, {trace.unique_blocks:,} different ones; infinite {infinite_hits(trace) / trace.tokens:.4f}"
-    )
+    infinite = infinite_hits(trace) / trace.tokens
+    print(f"\n{trace.name}: {len(trace.requests):,} requests, {trace.tokens / 1e6:.1f}M tokens, in blocks of ", end="")
+    print(f"{trace.block_size}; {trace.unique_blocks:,} different blocks; infinite {infinite:.4f}")
     print(f"{'blocks':>8} {'optimum':>8}", end="")
     for policy, hints in runs:
         print(f" {policy + (' + hints' if hints else ''):>16} {'closed' if policy != 'lru' else '':>7}", end="")
@@ -115,9 +114,10 @@ def main() -> None:
     parser.add_argument("--name", choices=NAMES, nargs="+", default=list(NAMES))
     parser.add_argument("--capacity", type=int, nargs="+", help="blocks that the cache holds")
     parser.add_argument("--policy", nargs="+", default=list(POLICIES))
+    parser.add_argument("--seed", type=int, default=SEED, help="of the starts of the coding sessions")
     arguments = parser.parse_args()
     for name in arguments.name:
-        trace = load(arguments.traces, name)
+        trace = load(arguments.traces, name, arguments.seed)
         print_trace(trace, arguments.capacity or CAPACITIES[name], arguments.policy)
 
 
