@@ -70,22 +70,28 @@ class StepArrays(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A loaded library, the variant that it was compiled for and its number format."""
+    """A loaded library, the variant that it was compiled for and its number formats."""
 
     library: ctypes.CDLL
     variant: Variant
     dtype: str
+    quantization: str | None = None
 
 
-def load_kernels(dtype: str = "bfloat16", variants: tuple[Variant, ...] | None = None) -> Kernels:
+def load_kernels(
+    dtype: str = "bfloat16", variants: tuple[Variant, ...] | None = None, quantization: str | None = None
+) -> Kernels:
     """The kernels of the best variant that compiles, out of `variants` (those that this CPU can run).
 
-    `dtype`: float32 or bfloat16.  Raises NativeUnavailable when none does; each failure is logged.
+    `dtype`: float32 or bfloat16.  `quantization`: None for weights in `dtype`, or int8: one scale for each output
+    channel of a weight matrix, and one for each 128 activations of a token.  Raises NativeUnavailable when none
+    compiles; each failure is logged.
     """
     reason = "no variant fits this CPU"
     for variant in host_variants() if variants is None else variants:
         try:
-            return Kernels(bind(ctypes.CDLL(str(build_library(variant, dtype)))), variant, dtype)
+            library = ctypes.CDLL(str(build_library(variant, dtype, quantization)))
+            return Kernels(bind(library), variant, dtype, quantization)
         except (BuildFailed, OSError) as error:
             reason = str(error)
             log.warning("no native kernels for %s: %s", variant.name, reason)
@@ -182,18 +188,20 @@ class NativeModel:
         threads: int,
         *,
         share_prefixes: bool = True,
+        quantization: str | None = None,
         kernels: Kernels | None = None,
     ) -> None:
         """Load the weights of `folder` in `dtype` (torch.float32 or torch.bfloat16) and reserve the KV pool.
 
         `share_prefixes`: rows whose page tables begin alike are computed together against the pages they share.
+        `kernels`: those of `load_kernels(dtype, quantization=quantization)` unless they are given.
         Raises NativeUnavailable when there are no kernels, BrokenModelFolder when the folder's tensors are wrong.
         """
         name = str(dtype).removeprefix("torch.")
         if name not in DTYPE_BYTES:
             raise ValueError(f"dtype {name} is not one of {', '.join(DTYPE_BYTES)}")
         self.config = config
-        self.kernels = load_kernels(name) if kernels is None else kernels
+        self.kernels = load_kernels(name, quantization=quantization) if kernels is None else kernels
         self.kv = NativeKVPool(config, self.kernels, num_pages, page_size)
         self.share_prefixes = share_prefixes
         self._dtype = dtype

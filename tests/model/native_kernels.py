@@ -14,16 +14,19 @@ from srt.model.kernels.build import find_compiler, host_variants
 from srt.model.native import Kernels, NativeModel, load_kernels, native_available
 
 COMPILERS_AT_ONCE = 2
+# Name -> number format of activations and KV, and the quantization of weights.
+FORMATS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None), "int8": ("bfloat16", "int8")}
 
 
 @cache
-def all_kernels(dtype: str) -> tuple[Kernels, ...]:
+def all_kernels(number_format: str) -> tuple[Kernels, ...]:
     """One for each variant of this CPU; none where there is no compiler, and then the backend must say so."""
+    dtype, quantization = FORMATS[number_format]
     if find_compiler() is None:
         assert not native_available(dtype)
         return ()
     with ThreadPoolExecutor(COMPILERS_AT_ONCE) as pool:
-        return tuple(pool.map(lambda variant: load_kernels(dtype, (variant,)), host_variants()))
+        return tuple(pool.map(lambda variant: load_kernels(dtype, (variant,), quantization), host_variants()))
 
 
 def load_native_model(

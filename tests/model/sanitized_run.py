@@ -1,6 +1,6 @@
 """Run as a program with the sanitizers' runtime preloaded: small models through every path of the kernels.
 
-python -m tests.model.sanitized_run <folder of saved models> <dtype>
+python -m tests.model.sanitized_run <folder of saved models> <number format>
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from srt.model.kernels.build import build_library, host_variants
 from srt.model.native import Kernels, bind
-from tests.model.native_kernels import load_native_model
+from tests.model.native_kernels import FORMATS, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
 
@@ -40,9 +40,11 @@ def exercise(folder: Path, kernels: Kernels, page_size: int) -> None:
     model.kv.write_page(0, model.kv.read_page(model.kv.num_pages - 1))
 
 
-def main(folder: Path, dtype: str) -> None:
+def main(folder: Path, number_format: str) -> None:
     variant = host_variants()[0]
-    kernels = Kernels(bind(ctypes.CDLL(str(build_library(variant, dtype, sanitize=True)))), variant, dtype)
+    dtype, quantization = FORMATS[number_format]
+    library = build_library(variant, dtype, quantization, sanitize=True)
+    kernels = Kernels(bind(ctypes.CDLL(str(library))), variant, dtype, quantization)
     for model_folder in sorted(folder.iterdir()):
         for page_size in (16, 1, 24):
             exercise(model_folder, kernels, page_size)

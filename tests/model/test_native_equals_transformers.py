@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.model.families import CASES, SIZES, reference_logits, save_family
-from tests.model.native_kernels import all_kernels, load_native_model
+from tests.model.native_kernels import FORMATS, all_kernels, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
 TOLERANCE = 1e-4
@@ -59,21 +59,22 @@ def test_every_head_size_and_uneven_sizes_of_everything_else_are_computed(tmp_pa
         assert (found - expected).abs().max() < TOLERANCE, kernels.variant.name
 
 
-def test_bfloat16_stays_near_float32_on_every_variant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number_format", "share"), [("bfloat16", 0.02), ("int8", 0.06)])
+def test_fewer_bits_stay_near_float32_on_every_variant(tmp_path: Path, number_format: str, share: float) -> None:
     folder = save_family("llama", tmp_path)
     tokens = ids(LENGTH)
     expected = reference_logits(folder, tokens)
-    for kernels in all_kernels("bfloat16"):
+    for kernels in all_kernels(number_format):
         driver = PagedDriver.with_pages(load_native_model(folder, kernels), "shuffled")
         found = chunked(driver, tokens, (200, 1, 99))
-        assert (found - expected).abs().mean() < 0.02 * expected.std(), kernels.variant.name
+        assert (found - expected).abs().mean() < share * expected.std(), kernels.variant.name
 
 
 def test_hidden_states_projected_in_slices_give_the_logits_of_the_step(tmp_path: Path) -> None:
     folder = save_family("qwen2", tmp_path)
     tokens = ids(40)
-    for dtype in ("float32", "bfloat16"):
-        for kernels in all_kernels(dtype):
+    for number_format in FORMATS:
+        for kernels in all_kernels(number_format):
             driver = PagedDriver.with_pages(load_native_model(folder, kernels), "ascending")
             logits = driver.step([(Sequence(tokens), 40)])[0]
             batch = driver.batch([(Sequence(tokens), 40)])

@@ -11,13 +11,12 @@ import torch
 
 from srt.model.native import Kernels, NativeModel
 from tests.model.families import save_family
-from tests.model.native_kernels import all_kernels, load_native_model
+from tests.model.native_kernels import FORMATS, all_kernels, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
 # Long enough to cross several segments of attention (256 tokens) and their tiles.
 TRUNK = 600
 CASES = ["llama", "mistral-window"]
-DTYPES = ["float32", "bfloat16"]
 
 
 def ids(length: int, seed: int) -> list[int]:
@@ -83,28 +82,28 @@ def check_mixture(folder: Path, kernels: Kernels, page_size: int, threads: int, 
         mixture.advance(sequences)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("page_size", "threads", "share"), [(16, 2, True), (1, 2, True), (64, 1, True), (24, 2, False), (8, 3, True)]
 )
 def test_random_mixed_batches_give_the_bits_of_a_lone_whole_prompt(
-    folders: dict[str, Path], case: str, dtype: str, page_size: int, threads: int, share: bool
+    folders: dict[str, Path], case: str, number_format: str, page_size: int, threads: int, share: bool
 ) -> None:
-    for kernels in all_kernels(dtype)[:1]:
+    for kernels in all_kernels(number_format)[:1]:
         check_mixture(folders[case], kernels, page_size, threads, share, seed=page_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_other_variant_is_exact_too(folders: dict[str, Path], dtype: str) -> None:
-    for number, kernels in enumerate(all_kernels(dtype)[1:]):
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_every_other_variant_is_exact_too(folders: dict[str, Path], number_format: str) -> None:
+    for number, kernels in enumerate(all_kernels(number_format)[1:]):
         check_mixture(folders["mistral-window"], kernels, (1, 16, 64)[number], 2, True, seed=number)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_cache_hit_at_every_offset_gives_the_bits_of_a_cold_run(folders: dict[str, Path], dtype: str) -> None:
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_a_cache_hit_at_every_offset_gives_the_bits_of_a_cold_run(folders: dict[str, Path], number_format: str) -> None:
     tokens = ids(290, 4)
-    for kernels in all_kernels(dtype)[:1]:
+    for kernels in all_kernels(number_format)[:1]:
         expected = alone_and_whole(load_native_model(folders["llama"], kernels), tokens)
         driver = PagedDriver.with_pages(load_native_model(folders["llama"], kernels, 290 * 16), "ascending")
         trunk = Sequence(tokens)
@@ -131,8 +130,8 @@ def test_logits_do_not_depend_on_which_tokens_are_asked_for(folders: dict[str, P
 
 def test_a_request_whose_numbers_are_broken_does_not_disturb_its_neighbours(folders: dict[str, Path]) -> None:
     tokens = ids(100, 6)
-    for dtype in DTYPES:
-        for kernels in all_kernels(dtype):
+    for number_format in FORMATS:
+        for kernels in all_kernels(number_format):
             model = load_native_model(folders["llama"], kernels)
             expected = alone_and_whole(model, tokens)
             driver = PagedDriver.with_pages(model, "ascending")

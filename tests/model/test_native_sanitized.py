@@ -11,8 +11,8 @@ from pathlib import Path
 from srt.model.kernels.build import build_library, find_compiler, host_variants
 from srt.model.native import native_available
 from tests.model.families import save_family
+from tests.model.native_kernels import FORMATS
 
-DTYPES = ("float32", "bfloat16")
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
 
 
@@ -43,13 +43,13 @@ def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path)
 
     # Compiled before, since the compiler would run with the sanitizers in it too.
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda dtype: build_library(host_variants()[0], dtype, sanitize=True), DTYPES))
+        list(pool.map(lambda formats: build_library(host_variants()[0], *formats, sanitize=True), FORMATS.values()))
 
-    def run(dtype: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.model.sanitized_run", str(tmp_path), dtype]
+    def run(number_format: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tests.model.sanitized_run", str(tmp_path), number_format]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, DTYPES):
+        for done in pool.map(run, FORMATS):
             assert done.returncode == 0, done.stderr[-4000:]
             assert done.stdout.strip() == "clean"

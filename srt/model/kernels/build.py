@@ -1,9 +1,9 @@
 """Compiles the native kernels with the system's compiler, once, into the cache folder.
 
-A library is made for one instruction set (a variant) and one number format.  Its file name carries a hash of the
-sources, the compiler's version and the flags, so a library in the cache is always the right one.  Several processes
-may start at once: they wait for one another on a lock file, and the library appears under its name whole or not
-at all.
+A library is made for one instruction set (a variant) and one pair of number formats, of activations and of weights.
+Its file name carries a hash of the sources, the compiler's version and the flags, so a library in the cache is
+always the right one.  Several processes may start at once: they wait for one another on a lock file, and the library
+appears under its name whole or not at all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ COMPILERS = ("c++", "g++", "clang++")
 COMMON_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-w")
 SANITIZE_FLAGS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 COMPILE_SECONDS = 300
-FORMATS = {"float32": "F32", "bfloat16": "BF16"}
+# Names in kernels/simd.h.
+FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}
 
 
 class BuildFailed(Exception):
@@ -88,19 +89,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SAPWOOD_HOME") or "~/.cache/sapwood").expanduser() / "kernels"
 
 
-def build_library(variant: Variant, dtype: str, *, sanitize: bool = False) -> Path:
+def build_library(variant: Variant, dtype: str, quantization: str | None = None, *, sanitize: bool = False) -> Path:
     """The library of `variant` for `dtype` (float32 or bfloat16), compiled now unless it is in the cache.
+
+    `quantization`: the format of the packed weights where it is not `dtype`; int8 is the only one.
 
     Raises BuildFailed when there is no compiler, it fails, or the cache folder cannot be written.
     """
     compiler = find_compiler()
     if compiler is None:
         raise BuildFailed(f"no C++ compiler found ({os.environ.get('CXX') or ', '.join(COMPILERS)})")
-    flags = (*COMMON_FLAGS, *variant.flags, f"-DFORMAT={FORMATS[dtype]}", *(SANITIZE_FLAGS if sanitize else ()))
+    formats = (f"-DFORMAT={FORMATS[dtype]}", f"-DWEIGHTS={FORMATS[quantization or dtype]}")
+    flags = (*COMMON_FLAGS, *variant.flags, *formats, *(SANITIZE_FLAGS if sanitize else ()))
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        kind = f"{variant.name}-{dtype}{'-sanitized' if sanitize else ''}"
+        kind = "-".join(filter(None, (variant.name, dtype, quantization, "sanitized" if sanitize else None)))
         library = folder / f"{kind}-{_fingerprint(compiler, flags)}.so"
         if not library.is_file():
             with _locked(library.with_suffix(".lock")):

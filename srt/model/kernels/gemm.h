@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "simd.h"
@@ -27,6 +28,7 @@ struct Matrix {
     uint32_t *words = nullptr;
     int steps = 0;
     int panels = 0;
+    std::vector<float> scale;  // of each column, for I8 alone: what a sum is to be multiplied with
 
     const uint32_t *panel(int p) const { return words + size_t(p) * steps * NR; }
     size_t size() const { return size_t(panels) * steps * NR; }
@@ -45,25 +47,66 @@ struct Lookahead {
     }
 };
 
-template <class T, int ROWS>
-void multiply_rows(const uint32_t *a, ptrdiff_t lda, const uint32_t *panel, int steps, float *c, ptrdiff_t ldc,
-                   bool go_on, Lookahead &ahead) {
-    vf sum[ROWS][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < 2; ++j) sum[r][j] = vf{};
+// Rows of activations as a product takes them; `groups` for quantized weights alone.
+struct Activations {
+    const uint32_t *words;
+    ptrdiff_t stride;  // words from one row to the next
+    const GroupScale *groups = nullptr;
+    ptrdiff_t group_stride = 0;
+
+    Activations from(int row, int word, int group_words) const {
+        return {words + row * stride + word, stride, groups ? groups + row * group_stride + word / group_words : nullptr,
+                group_stride};
+    }
+};
+
+// sum[r] += row r of `a` times `steps` words of a panel.
+template <class W, int ROWS>
+SAPWOOD_INLINE void multiply_words(typename W::sum (&sum)[ROWS][2], const uint32_t *a, ptrdiff_t lda,
+                                   const uint32_t *panel, int steps, Lookahead &ahead) {
     int k = 0;
     for (; k + 4 <= steps; k += 4) {
         ahead.advance();
-        accumulate<T, ROWS>(sum, a + k, lda, panel + ptrdiff_t(k) * NR, panel + ptrdiff_t(k) * NR + VW, NR, 4);
+        accumulate<W, ROWS>(sum, a + k, lda, panel + ptrdiff_t(k) * NR, panel + ptrdiff_t(k) * NR + VW, NR, 4);
     }
-    accumulate<T, ROWS>(sum, a + k, lda, panel + ptrdiff_t(k) * NR, panel + ptrdiff_t(k) * NR + VW, NR, steps - k);
+    accumulate<W, ROWS>(sum, a + k, lda, panel + ptrdiff_t(k) * NR, panel + ptrdiff_t(k) * NR + VW, NR, steps - k);
+}
+
+// c[r] = (what is there, where go_on) + row r of `a` times `steps` words of a panel.
+template <class W, int ROWS>
+void multiply_rows(const Activations &a, const uint32_t *panel, int steps, float *c, ptrdiff_t ldc, bool go_on,
+                   Lookahead &ahead) {
+    typename W::sum sum[ROWS][2];
+    if constexpr (std::is_same<W, I8>::value) {
+        for (int k = 0, group = 0; k < steps; k += W::GROUP, ++group) {
 #pragma GCC unroll 12
-    for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < 2; ++j) {
-            float *to = c + r * ldc + j * VW;
-            store(to, go_on ? load<vf>(to) + sum[r][j] : sum[r][j]);
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < 2; ++j)
+                    sum[r][j] = vi{} - a.groups[r * a.group_stride + group].excess;
+            multiply_words<W, ROWS>(sum, a.words + k, a.stride, panel + ptrdiff_t(k) * NR,
+                                    std::min(W::GROUP, steps - k), ahead);
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; ++r) {
+                const vf scale = splat(a.groups[r * a.group_stride + group].scale);
+                for (int j = 0; j < 2; ++j) {
+                    float *to = c + r * ldc + j * VW;
+                    const vf before = go_on || k ? load<vf>(to) : vf{};
+                    store(to, fma(__builtin_convertvector(sum[r][j], vf), scale, before));
+                }
+            }
         }
+    } else {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < 2; ++j) sum[r][j] = vf{};
+        multiply_words<W, ROWS>(sum, a.words, a.stride, panel, steps, ahead);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < 2; ++j) {
+                float *to = c + r * ldc + j * VW;
+                store(to, go_on ? load<vf>(to) + sum[r][j] : sum[r][j]);
+            }
+    }
 }
 
 // Calls f with std::integral_constant<int, rows>, 1 <= rows <= MR.
@@ -90,26 +133,30 @@ SAPWOOD_INLINE void each_row_block(int rows, const F &f) {
     }
 }
 
-// c[rows][NR] = a[rows][steps words] times one panel.
-template <class T>
-void multiply_panel(const uint32_t *a, ptrdiff_t lda, int rows, const uint32_t *panel, int steps, float *c,
-                    ptrdiff_t ldc) {
+// c[rows][NR] = the first `rows` rows of `a` times one panel.
+template <class W>
+void multiply_panel(const Activations &a, int rows, const Matrix &m, int panel, float *c, ptrdiff_t ldc) {
     const int blocks = (rows + MR - 1) / MR;
-    const int pieces = (steps + T::BLOCK_WORDS - 1) / T::BLOCK_WORDS;
-    for (int piece = 0, k = 0; piece < pieces; ++piece) {
-        const int n = steps / pieces + (piece < steps % pieces);
-        const uint32_t *words = panel + ptrdiff_t(k) * NR;
+    const int pieces = (m.steps + W::BLOCK_WORDS - 1) / W::BLOCK_WORDS;
+    const int most = round_up((m.steps + pieces - 1) / pieces, W::GROUP);
+    for (int k = 0; k < m.steps; k += most) {
+        const int n = std::min(most, m.steps - k);
+        const uint32_t *words = m.panel(panel) + ptrdiff_t(k) * NR;
         const char *next = reinterpret_cast<const char *>(words + ptrdiff_t(n) * NR);
         const int lines_of_four_steps = 4 * NR * int(sizeof(uint32_t)) / 64;
         Lookahead ahead{next, next + size_t(n) * NR * sizeof(uint32_t), (lines_of_four_steps + blocks - 1) / blocks};
         each_row_block(rows, [&](int row, int count) {
             with_rows(count, [&](auto fixed) {
-                multiply_rows<T, decltype(fixed)::value>(a + row * lda + k, lda, words, n, c + row * ldc, ldc, k > 0,
+                multiply_rows<W, decltype(fixed)::value>(a.from(row, k, W::GROUP), words, n, c + row * ldc, ldc, k > 0,
                                                          ahead);
             });
         });
-        k += n;
     }
+    if (std::is_same<W, I8>::value)
+        for (int j = 0; j < NR; j += VW) {
+            const vf scale = load<vf>(&m.scale[size_t(panel) * NR + j]);
+            for (int r = 0; r < rows; ++r) store(c + r * ldc + j, load<vf>(c + r * ldc + j) * scale);
+        }
 }
 
 // Rows that one unit of work takes, so that they stay in cache and every thread gets some.
@@ -130,6 +177,25 @@ void pack_panel(const typename T::elem *const (&rows)[NR], int n, int group, int
         for (int i = 0, to = 0; i < n; i += group, to += spread)
             std::memcpy(elems + to, rows[c] + i, size_t(group) * sizeof(*elems));
         for (int k = 0; k < steps; ++k) panel[size_t(k) * NR + c] = row[k];
+    }
+}
+
+// The same with weights quantized to bytes, the largest of each column to MOST; OFFSET is added to every byte.
+template <class T>
+void quantize_panel(const typename T::elem *const (&rows)[NR], int n, int group, int spread, Matrix &m, int panel) {
+    std::vector<uint32_t> row(m.steps, 0x01010101u * uint32_t(I8::OFFSET));
+    uint8_t *bytes = reinterpret_cast<uint8_t *>(row.data());
+    for (int c = 0; c < NR; ++c) {
+        if (!rows[c]) continue;
+        float most = 0.0f;
+        for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(T::get(rows[c][i])));
+        const float scale = most > 0.0f ? float(I8::MOST) / most : 0.0f;
+        for (int i = 0, to = 0; i < n; i += group, to += spread)
+            for (int j = 0; j < group; ++j)
+                bytes[to + j] = uint8_t(int(std::nearbyint(T::get(rows[c][i + j]) * scale)) + I8::OFFSET);
+        m.scale[size_t(panel) * NR + c] = most / float(I8::MOST);
+        uint32_t *words = m.words + size_t(panel) * m.steps * NR;
+        for (int k = 0; k < m.steps; ++k) words[size_t(k) * NR + c] = row[k];
     }
 }
 

@@ -1,10 +1,10 @@
 // The C interface of the kernels, as srt/model/native.py calls it.  Nothing here throws: a failure is a null or -1.
 //
-// Compiled once for each number format, with FORMAT defined as BF16 or F32.
+// Compiled once for each pair of formats: FORMAT (BF16 or F32) of activations and KV, WEIGHTS (the same, or I8).
 #include "model.h"
 
 using namespace sapwood;
-typedef ModelOf<FORMAT> Model;
+typedef ModelOf<FORMAT, WEIGHTS> Model;
 
 extern "C" {
 

@@ -19,9 +19,12 @@ double peak_operations(ThreadPool &pool, int rounds) {
     std::vector<float> kept(pool.size());
     const double begin = now();
     pool.each(pool.size(), [&](int unit, int) {
-        vf sum[2 * MR];
+        typename T::sum sum[2 * MR];
 #pragma GCC unroll 24
-        for (int j = 0; j < 2 * MR; ++j) sum[j] = splat(float(j));  // alike sums would be computed once
+        for (int j = 0; j < 2 * MR; ++j) {
+            sum[j] = typename T::sum{};
+            sum[j][0] = j;  // alike sums would be computed once
+        }
         vu a = splat_word(0x3f803f80u), b = splat_word(0x3f003f00u);
         for (int i = 0; i < rounds; ++i) {
             asm volatile("" : "+v"(a), "+v"(b));
@@ -29,7 +32,7 @@ double peak_operations(ThreadPool &pool, int rounds) {
             for (int j = 0; j < 2 * MR; ++j) sum[j] = T::dot(sum[j], a, b);
         }
 #pragma GCC unroll 24
-        for (int j = 0; j < 2 * MR; ++j) kept[unit] += sum_lanes(sum[j]);
+        for (int j = 0; j < 2 * MR; ++j) kept[unit] += float(sum[j][0]);
     });
     const double seconds = now() - begin;
     volatile float sink = kept[0];

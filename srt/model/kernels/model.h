@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <type_traits>
 #include <string>
 
 #include "attention.h"
@@ -68,10 +69,12 @@ class Memory {
     size_t size_ = 0;
 };
 
-template <class T>
+// T: the number format of activations and KV.  W: that of the packed weights, T or I8.
+template <class T, class W>
 class ModelOf {
     typedef typename T::elem elem;
     static constexpr int P = T::PER_WORD;
+    static constexpr bool QUANTIZED = !std::is_same<T, W>::value;
 
     struct Layer {
         Matrix qkv, o, gate_up, down;
@@ -164,14 +167,14 @@ class ModelOf {
                 keep_only(step);
                 rows = step.wanted_count;
             }
-            timed(OUTPUT, [&] { add_product(attended_, stride(s_.heads * dim_), at.o, at.o_bias, rows); });
+            timed(OUTPUT, [&] { add_product(ready(attended_, s_.heads * dim_, rows), at.o, at.o_bias, rows); });
             timed(NORM, [&] { norm(x_, at.mlp_norm, rows); });
             timed(GATE_UP, [&] { gate_up(at, rows); });
-            timed(DOWN_PHASE, [&] { add_product(middle_, stride(mid_), at.down, at.down_bias, rows); });
+            timed(DOWN_PHASE, [&] { add_product(ready(middle_, mid_, rows), at.down, at.down_bias, rows); });
         }
         timed(NORM, [&] { norm(x_, final_norm_, step.wanted_count); });
         if (step.want_logits)
-            timed(HEAD_PHASE, [&] { head(normed_, step.wanted_count, static_cast<float *>(step.out)); });
+            timed(HEAD_PHASE, [&] { head(normed(), step.wanted_count, static_cast<float *>(step.out)); });
         else
             for (int i = 0; i < step.wanted_count; ++i)
                 std::memcpy(static_cast<elem *>(step.out) + size_t(i) * s_.hidden, normed_ + i * stride(hidden_),
@@ -186,7 +189,7 @@ class ModelOf {
 
     // What the machine does at best: operations per second, and bytes per second read from the packed weights.
     void peaks(double *operations, double *bytes) {
-        *operations = peak_operations<T>(pool_, 100000);
+        *operations = peak_operations<W>(pool_, 100000);
         *bytes = read_bandwidth(pool_, weights_.template need<uint32_t>(0), weight_words_);
     }
 
@@ -197,7 +200,8 @@ class ModelOf {
             std::fill(to, to + hidden_ / P, 0);
             std::memcpy(to, hidden + size_t(i) * s_.hidden, s_.hidden * sizeof(elem));
         }
-        head(words, rows, out);
+        need_quantized(rows, hidden_);
+        head(ready(words, hidden_, rows), rows, out);
     }
 
   private:
@@ -226,7 +230,7 @@ class ModelOf {
     void lay_out_weights() {
         const auto shape = [](int k, int columns) {
             Matrix m;
-            m.steps = (k + P - 1) / P;
+            m.steps = (k + W::PER_WORD - 1) / W::PER_WORD;
             m.panels = (columns + NR - 1) / NR;
             return m;
         };
@@ -251,22 +255,26 @@ class ModelOf {
         for (Matrix *m : all) {
             m->words = at;
             at += m->size();
+            if (QUANTIZED) m->scale.resize(size_t(m->panels) * NR);
         }
     }
 
     template <class F>
-    void pack(const Matrix &m, const elem *from, int k, int group, int spread, const F &row_of) {
+    void pack(Matrix &m, const elem *from, int k, int group, int spread, const F &row_of) {
         pool_.each(m.panels, [&](int p, int) {
             const elem *rows[NR];
             for (int c = 0; c < NR; ++c) {
                 const int row = row_of(p * NR + c);
                 rows[c] = row < 0 ? nullptr : from + size_t(row) * k;
             }
-            pack_panel<T>(rows, k, group, spread, m.steps, m.words + size_t(p) * m.steps * NR);
+            if constexpr (QUANTIZED)
+                quantize_panel<T>(rows, k, group, spread, m, p);
+            else
+                pack_panel<T>(rows, k, group, spread, m.steps, m.words + size_t(p) * m.steps * NR);
         });
     }
 
-    void pack_heads(const Matrix &m, int first, int count, const elem *from) {
+    void pack_heads(Matrix &m, int first, int count, const elem *from) {
         const int wide = head_panels_ * NR, d = s_.head_dim;
         pack(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
             const int h = c / wide - first, i = c % wide;
@@ -274,7 +282,7 @@ class ModelOf {
         });
     }
 
-    void pack_half(const Matrix &m, int half, const elem *from) {
+    void pack_half(Matrix &m, int half, const elem *from) {
         pack(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
             const int i = c / NR * VW + c % VW;
             return c % NR / VW == half && i < s_.intermediate ? i : -1;
@@ -291,6 +299,7 @@ class ModelOf {
         cosines_ = memory_[5].template need<float>(n * s_.head_dim);
         kept_x_ = memory_[6].template need<float>(size_t(step.wanted_count) * hidden_);
         kept_attended_ = memory_[7].template need<uint32_t>(size_t(step.wanted_count) * stride(s_.heads * dim_));
+        need_quantized(n, std::max({hidden_, mid_, s_.heads * dim_}));
         plans_.clear();
         size_t partials = 0;
         for (int window : windows_)
@@ -334,13 +343,46 @@ class ModelOf {
                 const vf scale = splat(inverse_rms(from, hidden_, s_.hidden, s_.norm_eps));
                 for (int i = 0; i < hidden_; i += VW)
                     T::put(to + i, load<vf>(from + i) * scale * load<vf>(&weight[i]));
+                if (QUANTIZED) quantize(normed_, hidden_, r);
             }
         });
     }
 
+    static ptrdiff_t quantized_stride(int columns) { return columns / I8::PER_WORD + 16; }
+    static ptrdiff_t groups_of(int columns) { return columns / (I8::PER_WORD * I8::GROUP) + 1; }
+
+    void need_quantized(size_t rows, int columns) {
+        if (!QUANTIZED) return;
+        quantized_ = memory_[9].template need<uint32_t>(rows * quantized_stride(columns));
+        groups_ = memory_[10].template need<GroupScale>(rows * groups_of(columns));
+    }
+
+    // Row r of `from` to bytes, in quantized_ and groups_.
+    void quantize(const uint32_t *from, int columns, int r) {
+        quantize_row<T>(reinterpret_cast<const elem *>(from + r * stride(columns)), columns,
+                        reinterpret_cast<int8_t *>(quantized_ + r * quantized_stride(columns)),
+                        groups_ + r * groups_of(columns));
+    }
+
+    Activations quantized(int columns) const {
+        return {quantized_, quantized_stride(columns), groups_, groups_of(columns)};
+    }
+
+    // What norm() left, as the next product takes it.
+    Activations normed() const { return QUANTIZED ? quantized(hidden_) : Activations{normed_, stride(hidden_)}; }
+
+    // Rows of elements as the next product takes them.
+    Activations ready(const uint32_t *from, int columns, int rows) {
+        if (!QUANTIZED) return {from, stride(columns)};
+        pool_.each((rows + 7) / 8, [&](int block, int) {
+            for (int r = block * 8; r < std::min(rows, block * 8 + 8); ++r) quantize(from, columns, r);
+        });
+        return quantized(columns);
+    }
+
     // For every group of `wide` panels and every chunk of rows: the product, then finish(first row, rows, group, product).
     template <class F>
-    void multiply(const uint32_t *a, ptrdiff_t lda, int rows, const Matrix &m, int wide, const F &finish) {
+    void multiply(const Activations &a, int rows, const Matrix &m, int wide, const F &finish) {
         if (rows == 0) return;
         const int chunk = rows_of_unit(rows, m.steps), chunks = (rows + chunk - 1) / chunk, groups = m.panels / wide;
         const int columns = wide * NR;
@@ -349,8 +391,8 @@ class ModelOf {
             auto &product = scratch_[worker].product;
             if (product.size() < size_t(count) * columns) product.resize(size_t(count) * columns);
             for (int p = 0; p < wide; ++p)
-                multiply_panel<T>(a + first * lda, lda, count, m.panel(group * wide + p), m.steps,
-                                  product.data() + p * NR, columns);
+                multiply_panel<W>(a.from(first, 0, W::GROUP), count, m, group * wide + p, product.data() + p * NR,
+                                  columns);
             finish(first, count, group, product.data(), worker);
         });
     }
@@ -358,7 +400,7 @@ class ModelOf {
     void project_qkv(const StepArrays &step, int layer) {
         const Layer &at = layers_[layer];
         const int wide = head_panels_ * NR;
-        multiply(normed_, stride(hidden_), step.tokens, at.qkv, head_panels_,
+        multiply(normed(), step.tokens, at.qkv, head_panels_,
                  [&](int first, int count, int head, float *product, int worker) {
                      auto &elems = scratch_[worker].head;
                      elems.resize(dim_);
@@ -443,8 +485,8 @@ class ModelOf {
     }
 
     // x += a times m (+ bias)
-    void add_product(const uint32_t *a, ptrdiff_t lda, const Matrix &m, const std::vector<float> &bias, int rows) {
-        multiply(a, lda, rows, m, 1, [&](int first, int count, int panel, const float *product, int) {
+    void add_product(const Activations &a, const Matrix &m, const std::vector<float> &bias, int rows) {
+        multiply(a, rows, m, 1, [&](int first, int count, int panel, const float *product, int) {
             for (int r = 0; r < count; ++r) {
                 float *to = x_ + size_t(first + r) * hidden_ + panel * NR;
                 for (int j = 0; j < NR; j += VW) {
@@ -458,7 +500,7 @@ class ModelOf {
 
     // middle_ = SiLU(gate) * up: a panel holds VW columns of gate and the same of up.
     void gate_up(const Layer &layer, int rows) {
-        multiply(normed_, stride(hidden_), rows, layer.gate_up, 1,
+        multiply(normed(), rows, layer.gate_up, 1,
                  [&](int first, int count, int panel, const float *product, int) {
                      for (int r = 0; r < count; ++r) {
                          vf gate = load<vf>(product + r * NR), up = load<vf>(product + r * NR + VW);
@@ -472,8 +514,8 @@ class ModelOf {
                  });
     }
 
-    void head(const uint32_t *hidden, int rows, float *out) {
-        multiply(hidden, stride(hidden_), rows, head_, 1,
+    void head(const Activations &hidden, int rows, float *out) {
+        multiply(hidden, rows, head_, 1,
                  [&](int first, int count, int panel, const float *product, int) {
                      const int n = std::min(NR, s_.vocab - panel * NR);
                      for (int r = 0; r < count; ++r)
@@ -492,14 +534,15 @@ class ModelOf {
     std::vector<Scratch> scratch_;
     std::vector<float> final_norm_;
     Matrix head_;
-    Memory weights_, memory_[9];
+    Memory weights_, memory_[11];
     size_t weight_words_ = 0;
     double seconds_[PHASES] = {};
     std::map<int, AttentionPlan> plans_;
     const elem *embedding_ = nullptr;
     float *x_ = nullptr, *cosines_ = nullptr, *kept_x_ = nullptr, *partials_ = nullptr;
     uint32_t *normed_ = nullptr, *queries_ = nullptr, *attended_ = nullptr, *middle_ = nullptr;
-    uint32_t *kept_attended_ = nullptr;
+    uint32_t *kept_attended_ = nullptr, *quantized_ = nullptr;
+    GroupScale *groups_ = nullptr;
 };
 
 }  // namespace sapwood

@@ -31,6 +31,7 @@ typedef float vf __attribute__((vector_size(VW * 4)));
 typedef int32_t vi __attribute__((vector_size(VW * 4)));
 typedef uint32_t vu __attribute__((vector_size(VW * 4)));
 typedef uint16_t vh __attribute__((vector_size(VW * 2)));
+typedef uint8_t vb __attribute__((vector_size(VW)));
 
 #define SAPWOOD_INLINE inline __attribute__((always_inline))
 
@@ -153,23 +154,26 @@ SAPWOOD_INLINE float from_bf16(uint16_t x) {
     return f;
 }
 
-// The two number formats of weights, KV and the inputs of products.  A word is 32 bits: PER_WORD neighbours along
+// The number formats of KV and of the inputs of products; of weights too, unless they are quantized.  A word is 32 bits: PER_WORD neighbours along
 // the dimension that a product sums over.  dot() adds the products of two vectors of words to VW sums.  BLOCK_WORDS is
 // the most that is summed in one go: short for float32, where long sums lose digits; for bfloat16 as much of a panel
-// as should lie in the second-level cache.  PRECISE: whether chances are stored with more digits than the quick
+// as should lie in the second-level cache; it is a multiple of GROUP.  PRECISE: whether chances are stored with more digits than the quick
 // polynomial has.
 struct F32 {
     typedef float elem;
-    static constexpr int PER_WORD = 1, BLOCK_WORDS = 128;
+    typedef vf sum;
+    static constexpr int PER_WORD = 1, BLOCK_WORDS = 128, GROUP = 1;
     static constexpr bool PRECISE = true;
     static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) { return fma((vf)a, (vf)b, sum); }
     static SAPWOOD_INLINE void put(elem *to, vf x) { store(to, x); }
     static SAPWOOD_INLINE float get(elem x) { return x; }
+    static SAPWOOD_INLINE vf take(const elem *from) { return load<vf>(from); }
 };
 
 struct BF16 {
     typedef uint16_t elem;
-    static constexpr int PER_WORD = 2, BLOCK_WORDS = 512;
+    typedef vf sum;
+    static constexpr int PER_WORD = 2, BLOCK_WORDS = 512, GROUP = 1;
     static constexpr bool PRECISE = false;
     static SAPWOOD_INLINE vf dot(vf sum, vu a, vu b) {
 #if defined(__AVX512BF16__)
@@ -181,12 +185,79 @@ struct BF16 {
     }
     static SAPWOOD_INLINE void put(elem *to, vf x) { store(to, to_bf16(x)); }
     static SAPWOOD_INLINE float get(elem x) { return from_bf16(x); }
+    static SAPWOOD_INLINE vf take(const elem *from) { return (vf)(__builtin_convertvector(load<vh>(from), vu) << 16); }
 };
+
+// Weights in 8 bits: `b` holds four weights as bytes with OFFSET added, `a` four activations as signed bytes.  Sums are
+// whole numbers, so they are exact; after each GROUP words they are scaled and added to float32.
+struct I8 {
+    typedef int8_t elem;
+    typedef vi sum;
+    static constexpr int PER_WORD = 4, BLOCK_WORDS = 512, GROUP = 32, OFFSET = 128, MOST = 127;
+    static SAPWOOD_INLINE vi dot(vi sum, vu b, vu a) {
+#if defined(__AVX512VNNI__)
+        return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)b, (__m512i)a);
+#elif defined(__AVX512BW__)
+        const __m512i even = _mm512_madd_epi16(_mm512_and_si512((__m512i)b, _mm512_set1_epi16(0xff)),
+                                               _mm512_srai_epi16(_mm512_slli_epi16((__m512i)a, 8), 8));
+        const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)b, 8), _mm512_srai_epi16((__m512i)a, 8));
+        return sum + (vi)even + (vi)odd;
+#elif defined(__AVX2__)
+        const __m256i even = _mm256_madd_epi16(_mm256_and_si256((__m256i)b, _mm256_set1_epi16(0xff)),
+                                               _mm256_srai_epi16(_mm256_slli_epi16((__m256i)a, 8), 8));
+        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)b, 8), _mm256_srai_epi16((__m256i)a, 8));
+        return sum + (vi)even + (vi)odd;
+#elif defined(__SSE2__)
+        const __m128i even = _mm_madd_epi16(_mm_and_si128((__m128i)b, _mm_set1_epi16(0xff)),
+                                            _mm_srai_epi16(_mm_slli_epi16((__m128i)a, 8), 8));
+        const __m128i odd = _mm_madd_epi16(_mm_srli_epi16((__m128i)b, 8), _mm_srai_epi16((__m128i)a, 8));
+        return sum + (vi)even + (vi)odd;
+#else
+        for (int byte = 0; byte < 4; ++byte)
+            sum += (vi)((b >> (8 * byte)) & 0xffu) * ((vi)(a << (24 - 8 * byte)) >> 24);
+        return sum;
+#endif
+    }
+};
+
+// What a group of quantized activations is to be multiplied with, and what the offset of the weights adds to its sums.
+struct GroupScale {
+    float scale;
+    int32_t excess;
+};
+
+// A row of n elements (a multiple of VW) to bytes for I8, each group with a scale of its own; the scale is not a number
+// where an element is not finite, so that this is not lost.
+template <class T>
+void quantize_row(const typename T::elem *from, int n, int8_t *to, GroupScale *groups) {
+    const vf magic = splat(12582912.0f);  // as in exp2v()
+    for (int begin = 0; begin < n; begin += I8::GROUP * I8::PER_WORD, ++groups) {
+        const int end = begin + I8::GROUP * I8::PER_WORD < n ? begin + I8::GROUP * I8::PER_WORD : n;
+        vf most{}, poison{};
+        for (int i = begin; i < end; i += VW) {
+            const vf x = T::take(from + i);
+            most = max(x, max(-x, most));
+            poison = fma(x, vf{}, poison);
+        }
+        const float greatest = max_lanes(most);
+        const vf scale = splat(greatest > 0.0f ? float(I8::MOST) / greatest : 0.0f);
+        vu sum{};
+        for (int i = begin; i < end; i += VW) {
+            const vu near = (vu)fma(T::take(from + i), scale, magic) - (vu)magic;
+            store(to + i, __builtin_convertvector(near, vb));
+            sum += near;
+        }
+        uint32_t total = 0;
+        for (int lane = 0; lane < VW; ++lane) total += sum[lane];
+        groups->scale = greatest / float(I8::MOST) + sum_lanes(poison);
+        groups->excess = int32_t(total * uint32_t(I8::OFFSET));
+    }
+}
 
 // sum[r][c] += the words a[r][0..steps) times the columns at p0 and p1, one word row after another: the order of
 // additions into a sum is that of the words, whatever ROWS is.
 template <class T, int ROWS>
-SAPWOOD_INLINE void accumulate(vf (&sum)[ROWS][2], const uint32_t *a, ptrdiff_t lda, const uint32_t *p0,
+SAPWOOD_INLINE void accumulate(typename T::sum (&sum)[ROWS][2], const uint32_t *a, ptrdiff_t lda, const uint32_t *p0,
                                const uint32_t *p1, ptrdiff_t stride, int steps) {
     for (int k = 0; k < steps; ++k) {
         const vu b0 = load<vu>(p0), b1 = load<vu>(p1);
