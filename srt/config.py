@@ -31,6 +31,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Execution
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantization: Literal["int8"] | None = None
     threads: int | None = None
     attention_backend: Literal["auto", "native", "torch"] = "auto"
     # Memory
@@ -113,6 +114,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     max_queued_requests: int | None
     overlap: bool
+    # The number format of the weights, where it is not `dtype`.
+    quantization: str | None = None
     max_queued_per_tenant: int | None = None
     # Seconds that a request may wait for its first admission.
     queue_timeout: float | None = None

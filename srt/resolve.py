@@ -36,7 +36,7 @@ HISTORY_BYTES = 64 * 2**20
 # Kernels multiply page by page size in 32 bits.
 MAX_POOL_TOKENS = 2**31 - 1
 STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Resolved:
                 model=self.facts,
                 device=DEVICE,
                 dtype=self.dtype,
+                quantization=config.quantization,
                 threads=self.threads,
                 attention_backend=config.attention_backend,
                 page_size=config.page_size,
@@ -123,6 +124,7 @@ class Resolved:
             "type": self.facts.model_type,
             "device": DEVICE,
             "dtype": self.dtype,
+            "quantization": config.quantization or "off",
             "threads": self.threads,
             "attention": config.attention_backend,
             "context": self.facts.context_length,
@@ -156,7 +158,7 @@ def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) 
     dtype = _dtype(config, machine)
     token_bytes = kv_bytes_per_token(model, dtype)
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    weights_bytes = weights_bytes * DTYPE_BYTES[dtype] // STORED_BYTES[model.dtype]
+    weights_bytes = weights_bytes * DTYPE_BYTES[config.quantization or dtype] // STORED_BYTES[model.dtype]
     num_pages = _num_pages(config, facts.context_length, token_bytes, weights_bytes, machine.memory_bytes)
     return Resolved(
         config=config,

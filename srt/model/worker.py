@@ -93,7 +93,7 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
     try:
         model_config = read_model_config(Path(config.model.path))
         with phases("kernels"):
-            kernels = choose_kernels(config.attention_backend, config.dtype)
+            kernels = choose_kernels(config.attention_backend, config.dtype, config.quantization)
         with phases("weights"):
             model = load_model(config, model_config, kernels)
     except UnsupportedModel as error:
@@ -102,15 +102,21 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
     return ForwardWorker(model, config.overlap, config.threads if kernels is None else 1)
 
 
-def choose_kernels(attention_backend: str, dtype: str) -> Kernels | None:
+def choose_kernels(attention_backend: str, dtype: str, quantization: str | None = None) -> Kernels | None:
     """The native kernels where they are wanted and can be had, None for plain torch.  Raises StartError."""
+    if quantization not in (None, "int8"):
+        raise StartError(f"--quantization {quantization}: choose int8, or leave it out")
     if attention_backend == "torch":
+        if quantization is not None:
+            raise StartError(f"--quantization {quantization}: only the native kernels do that, not torch")
         return None
     if attention_backend not in ("auto", "native"):
         raise StartError(f"--attention-backend {attention_backend}: not for a CPU, choose auto, native or torch")
     try:
-        return load_kernels(dtype)
+        return load_kernels(dtype, quantization=quantization)
     except NativeUnavailable as error:
+        if quantization is not None:
+            raise StartError(f"--quantization {quantization}: needs the native kernels: {error}") from error
         if attention_backend == "native":
             raise StartError(f"--attention-backend native: {error}") from error
         log.warning("computing with plain torch, which is slower: %s", error)

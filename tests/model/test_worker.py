@@ -327,6 +327,8 @@ def test_the_executor_that_a_configuration_asks_for_computes_the_reference(tiny_
         ({"device": "cuda"}, "--device cuda"),
         ({"attention_backend": "flashinfer"}, "--attention-backend flashinfer"),
         ({"dtype": "float16"}, "--dtype float16"),
+        ({"quantization": "int4"}, "--quantization int4"),
+        ({"quantization": "int8"}, "--quantization int8: only the native kernels"),
     ],
 )
 def test_what_cannot_be_built_is_a_start_error_that_names_the_flag(
