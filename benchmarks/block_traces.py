@@ -70,11 +70,11 @@ class BlockTrace:
         return len(seen)
 
 
-def load(folder: Path, name: str) -> BlockTrace:
-    """Read one of `NAMES`.  Raises OSError when its file is not there."""
+def load(folder: Path, name: str, seed: int = SEED) -> BlockTrace:
+    """Read one of `NAMES`.  Raises OSError when its file is not there.  `seed`: of the starts of coding sessions."""
     rows = _rows(folder / f"{name}.jsonl.gz")
     if name == "agentic_coding":
-        return BlockTrace(name, 64, _coding_sessions(rows))
+        return BlockTrace(name, 64, _coding_sessions(rows, seed))
     requests = [
         BlockRequest(
             array("i", row["hash_ids"]), row["input_length"], row["output_length"], None, None, row["timestamp"] / 1000
@@ -90,8 +90,8 @@ def _rows(path: Path) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def _coding_sessions(rows: Iterator[Any]) -> list[BlockRequest]:
-    rng = random.Random(SEED)
+def _coding_sessions(rows: Iterator[Any], seed: int) -> list[BlockRequest]:
+    rng = random.Random(seed)
     start = 0.0
     made: list[BlockRequest] = []
     # Shared ids come first; each session's own follow those of the session before.

@@ -4,12 +4,12 @@ Leaves are sorted into a few kinds: by how often their run was used again, by th
 and by what is known of them beyond that (`radix.node.Hint`).  How soon leaves of each kind are used again is learned
 from the requests (`radix.reuse`), evicted ones included (`radix.ghosts`).
 
-    kind 0   [ oldest ........ youngest ]    What a leaf is worth rises with its age until reuse is due, and falls from
-    kind 1   [ oldest .. youngest ]          then on.  So the least worth of a kind is its oldest leaf or its youngest,
-    ...                                      and only these two of each kind are compared.
+    kind 0   [ oldest ........ youngest ]    Within a kind the leaf that was used longest ago goes first; between the
+    kind 1   [ oldest .. youngest ]          kinds, the index of reuse decides.  So only the oldest leaf of each kind
+    ...                                      is looked at.
 
-A leaf whose branch is known to be done goes before all others.  While nothing has been learned, a leaf used twice as
-often may rest longer before it goes, and among equals the one used longest ago goes first.
+A leaf whose branch is known to be done goes before all others.  While nothing has been learned, a leaf that was
+used more often may rest longer before it goes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sortedcontainers import SortedList
 from radix.eviction import Leaves, Reuse
 from radix.ghosts import Ghost, Ghosts, Place
 from radix.node import Hint, Node
-from radix.reuse import BUCKETS, Floats, ReuseTable, bucket
+from radix.reuse import BUCKETS, ReuseTable, count_ages
 
 MAX_USES = 3
 # A reply of more tokens than this is long.  Questions with short answers tend to come in numbers about one text.
@@ -104,13 +104,12 @@ class AdaptiveLeaves:
         chosen: Node | None = None
         index = self._table.index
         for kind in range(DONE):
-            oldest = self._oldest(kind)
+            oldest = self._oldest(kind) if self._queues[kind] else None
             if oldest is None:
                 continue
-            for entry in (oldest, self._queues[kind][-1]):
-                worth = (index(kind, now - entry[0]), entry[0])
-                if best is None or worth < best:
-                    best, chosen = worth, entry[2]
+            worth = (index(kind, now - oldest[0]), oldest[0])
+            if best is None or worth < best:
+                best, chosen = worth, oldest[2]
         return chosen
 
     def _oldest(self, kind: int) -> Entry | None:
@@ -191,17 +190,17 @@ class AdaptiveLeaves:
 
     def _estimate(self) -> None:
         self._events = 0
-        spells: dict[int, Floats] = {}
-        now = self._now
-        for kind, queue in enumerate(self._queues[:DONE]):
-            if queue:
-                step = -(-len(queue) // SAMPLE)
-                counts = spells[kind] = np.zeros(BUCKETS)
-                for place in range(0, len(queue), step):
-                    counts[bucket(now - queue[place][2].tick)] += step
+        ticks: list[list[int]] = [[] for _ in range(DONE)]
         for ghost in self._ghosts:
-            spells.setdefault(ghost.kind, np.zeros(BUCKETS))[bucket(now - ghost.tick)] += 1.0
-        self._table.estimate(spells)
+            ticks[ghost.kind].append(ghost.tick)
+        open_spells = np.zeros((DONE, BUCKETS))
+        for kind in range(DONE):
+            open_spells[kind] = count_ages(self._now, ticks[kind])
+            queue = self._queues[kind]
+            step = -(-len(queue) // SAMPLE) or 1
+            sample = [queue[place][2].tick for place in range(0, len(queue), step)]
+            open_spells[kind] += step * count_ages(self._now, sample)
+        self._table.estimate(open_spells)
 
 
 class Adaptive:

@@ -14,7 +14,7 @@ the spells of evicted leaves go on (`radix.adaptive`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 BUCKETS = 60
 # So much evidence, in spells, does the belief about all kinds together count for in the estimate of one.
-PRIOR_SPELLS = 20.0
+PRIOR_SPELLS = 60.0
 # What is counted weighs this much less after each estimate.
 MEMORY = 0.95
 # Before anything is known: the chance that a leaf outlives age t falls like t to the power of minus this.
@@ -38,10 +38,19 @@ def bucket(age: int) -> int:
     return min(2 * octave + (age >> (octave - 1) & 1) - 1, BUCKETS - 1)
 
 
+def count_ages(now: int, ticks: Sequence[int]) -> Floats:
+    """How many of these ticks lie back in each bucket of age."""
+    ages = now - np.array(ticks, dtype=np.int64)
+    return np.bincount(np.searchsorted(_EDGES, ages, side="right") - 1, minlength=BUCKETS)[:BUCKETS].astype(np.float64)
+
+
 def _edges() -> Floats:
     octaves, halves = np.divmod(np.arange(1, BUCKETS + 1), 2)
     later = np.where(halves, 2.0 ** (octaves + 1), 1.5 * 2.0**octaves)
     return np.concatenate([[0.0], later])
+
+
+_EDGES = _edges()
 
 
 class ReuseTable:
@@ -49,16 +58,15 @@ class ReuseTable:
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = np.array(weights)
-        self._edges = _edges()
-        self._edge_list: list[float] = self._edges.tolist()
-        low, high = np.maximum(self._edges[:-1], 1.0), np.maximum(self._edges[1:], 2.0)
+        # Plain lists: they are read one number at a time.
+        self._edges: list[float] = _EDGES.tolist()
+        low, high = np.maximum(_EDGES[:-1], 1.0), np.maximum(_EDGES[1:], 2.0)
         self._prior = 1.0 - (low / high) ** PRIOR_DECAY
         kinds = len(weights)
         self._reused: Floats = np.zeros((kinds, BUCKETS))
         self._given_up: Floats = np.zeros((kinds, BUCKETS))
-        # Plain lists: they are read one number at a time.
         self._index: list[list[float]] = []
-        self.estimate({})
+        self.estimate(np.zeros((kinds, BUCKETS)))
 
     def reused(self, kind: int, age: int, share: float) -> None:
         """A spell of a leaf of this kind ended at this age: `share` of it (0 to 1) was used again."""
@@ -71,16 +79,14 @@ class ReuseTable:
     def index(self, kind: int, age: int) -> float:
         """What a leaf of this kind is worth at this age, per tick.  Continuous in the age."""
         row, at = self._index[kind], bucket(age)
-        edges = self._edge_list
+        edges = self._edges
         place = (age - edges[at]) / (edges[at + 1] - edges[at]) - 0.5
         other = min(at + 1, BUCKETS - 1) if place > 0 else max(at - 1, 0)
         return row[at] + (row[other] - row[at]) * abs(place)
 
-    def estimate(self, open_spells: Mapping[int, Floats]) -> None:
-        """Take in what was counted.  `open_spells`: for a kind, the spells that are under way, by bucket of age."""
-        ended = self._reused + self._given_up
-        for kind, counts in open_spells.items():
-            ended[kind] += counts
+    def estimate(self, open_spells: Floats) -> None:
+        """Take in what was counted.  `open_spells`, [kinds, BUCKETS]: spells that are under way, by their age."""
+        ended = self._reused + self._given_up + open_spells
         together = self._reused.sum(0)
         believed = _shares(together, ended.sum(0), self._prior)
         spells = ended.sum(1)
@@ -98,7 +104,7 @@ class ReuseTable:
     def _worth(self, shares: Floats) -> Floats:
         """The index by bucket, from the share of leaves that is used again within each bucket."""
         alive = np.concatenate([[1.0], np.cumprod(1.0 - np.minimum(shares, 0.999))])
-        spent = np.concatenate([[0.0], np.cumsum(np.diff(self._edges) * (alive[:-1] + alive[1:]) / 2)])
+        spent = np.concatenate([[0.0], np.cumsum(np.diff(_EDGES) * (alive[:-1] + alive[1:]) / 2)])
         gain = alive[:-1, None] - alive[None, 1:]
         time = spent[None, 1:] - spent[:-1, None]
         ratios = np.divide(gain, time, out=np.zeros_like(gain), where=time > 0)

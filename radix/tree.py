@@ -172,7 +172,8 @@ class RadixTree:
             new_tokens = num_tokens - have * self._page_size
             end = self._grow(stop, tokens, pages, lock)
         self._touch(end, 0)
-        self._used(end, tokens, have if new_tokens else None, lock, reply)
+        if lock is not None or new_tokens:
+            self._used(end, tokens, have if new_tokens else None, lock, reply)
         if lock is not None:
             lock = self._move_lock(lock, end)
         elif new_tokens and end.entry is None:
@@ -195,7 +196,8 @@ class RadixTree:
         if reply:
             end.reply = reply
         end.hint = Hint.NONE
-        leaves.changed(end)
+        if end.entry is not None:
+            leaves.changed(end)
 
     def _known_end(self, stop: Stop, exact: bool) -> Node:
         """The last node of a run that is all there; with `exact`, one that ends where the run ends, to the page."""

@@ -61,6 +61,12 @@ SERVE_FLAGS = (
         "order of the waiting requests: longest prefix match, arrival, priority, least slack to the target for the "
         "first token, depth first over shared prefixes, or fair between tenants; nobody waits for ever under any",
     ),
+    Flag(
+        "radix_eviction_policy",
+        ("lru", "lfu", "adaptive"),
+        "which cached prefixes go when room is needed: used longest ago, matched least, or least likely to be used "
+        "again, as learned from the requests",
+    ),
     Flag("chunked_prefill_size", int, "token budget of a step; -1 switches chunking off (default: 512)"),
     Flag("max_running_requests", int, "requests that run at once"),
     Flag("max_queued_requests", int, "requests that may wait; more are refused with 429 (default: no limit)"),

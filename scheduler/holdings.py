@@ -185,7 +185,8 @@ class Holdings:
         """Give the tree the first tokens, move the lock to them, and return the tree's pages for the full ones."""
         namespace, tokens = request.message.namespace, request.tokens[:num_tokens].tobytes()
         pages = request.table.pages[: self.pages_for(num_tokens)].tolist()
-        insert = self.tree.insert(namespace, tokens, pages, request.lock)
+        reply = max(num_tokens - request.prompt_tokens, 0)
+        insert = self.tree.insert(namespace, tokens, pages, request.lock, reply)
         request.lock = insert.lock
         if insert.new_tokens:
             for listener in self.on_publish:

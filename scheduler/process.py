@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from radix import PagePool, RadixTree
+from radix import PagePool, RadixTree, policy_by_name
 from scheduler.core import Scheduler
 from scheduler.inspection import TreeInspection
 from scheduler.limits import Limits
@@ -48,6 +48,10 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: Pa
     if config.schedule_policy not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         raise StartError(f"--schedule-policy {config.schedule_policy}: unknown, choose one of {known}")
+    try:
+        eviction = policy_by_name(config.radix_eviction_policy)
+    except ValueError as error:
+        raise StartError(f"--radix-eviction-policy: {error}") from None
     pool = PagePool(config.num_pages, config.page_size)
     limits = Limits(
         context_length=config.model.context_length,
@@ -61,7 +65,7 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: Pa
     return Scheduler(
         limits,
         pool,
-        RadixTree(pool),
+        RadixTree(pool, eviction),
         POLICIES[config.schedule_policy](),
         use_cache=not config.disable_radix_cache,
         stream_interval=config.stream_interval,

@@ -46,6 +46,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_exact_history: bool = False
     # Scheduling
     schedule_policy: Literal["lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"] = "lpm"
+    radix_eviction_policy: Literal["lru", "lfu", "adaptive"] = "lru"
     chunked_prefill_size: int | None = None
     max_running_requests: int = 64
     max_queued_requests: int | None = None
@@ -119,6 +120,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_per_tenant: int | None = None
     # Seconds that a request may wait for its first admission.
     queue_timeout: float | None = None
+    radix_eviction_policy: str = "lru"
     # Milliseconds between two tokens of a stream that prefill chunks must leave room for.
     tpot_target_ms: float | None = None
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"

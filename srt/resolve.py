@@ -85,6 +85,7 @@ class Resolved:
                 num_pages=self.num_pages,
                 disable_radix_cache=config.disable_radix_cache,
                 schedule_policy=config.schedule_policy,
+                radix_eviction_policy=config.radix_eviction_policy,
                 max_step_tokens=self.max_step_tokens,
                 max_running_requests=config.max_running_requests,
                 max_queued_requests=config.max_queued_requests,

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from radix import LFU, LRU, Lock, Match, PagePool, RadixTree, StaleMatch
+from radix import LFU, LRU, Adaptive, EvictionPolicy, Hint, Lock, Match, PagePool, RadixTree, StaleMatch
 
 NUM_PAGES = 40
 NAMESPACES = ("", "salted")
@@ -50,7 +50,7 @@ class Request:
 
 class TreeMachine(RuleBasedStateMachine):
     page_size = 4
-    policy: LRU | LFU = LRU()
+    policy: EvictionPolicy = LRU()
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,6 +175,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.pool.release(request.table)
 
     # Rules -------------------------------------------------------------------------------------------------------
+
+    @rule(namespace=namespaces, base=st.integers(0, 99), hint=st.sampled_from(Hint))
+    def tell_a_hint(self, namespace: str, base: int, hint: Hint) -> None:
+        self.tree.hint(namespace, packed(self.history[base % len(self.history)]), hint)
 
     @rule(
         namespace=namespaces,
@@ -302,8 +306,10 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.namespaces() == []
 
 
-@pytest.mark.parametrize(("page_size", "policy"), [(1, LRU()), (4, LRU()), (4, LFU()), (16, LRU())])
-def test_tree_and_pool_agree_with_a_naive_model(page_size: int, policy: LRU | LFU) -> None:
+@pytest.mark.parametrize(
+    ("page_size", "policy"), [(1, LRU()), (4, LRU()), (4, LFU()), (16, LRU()), (1, Adaptive()), (4, Adaptive())]
+)
+def test_tree_and_pool_agree_with_a_naive_model(page_size: int, policy: EvictionPolicy) -> None:
     machine = type("Machine", (TreeMachine,), {"page_size": page_size, "policy": policy})
     run_state_machine_as_test(
         machine,

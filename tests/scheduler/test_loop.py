@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -205,6 +206,8 @@ def test_an_unknown_policy_is_one_line_with_the_known_ones(tmp_path: Path) -> No
     )
     with pytest.raises(StartError, match="random: unknown, choose one of deadline, dfs-weight, fair, fcfs, lpm"):
         build_core(config)
+    with pytest.raises(StartError, match="'random'; there are lru, lfu, adaptive"):
+        build_core(msgspec.structs.replace(config, schedule_policy="fcfs", radix_eviction_policy="random"))
 
 
 def test_a_generate_without_ids_is_refused_not_run(rim: Rim) -> None:
