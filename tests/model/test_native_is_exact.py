@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from srt.model.native import Kernels, NativeModel
-from tests.model.families import save_family
+from tests.model.families import SIZES, save_family
 from tests.model.native_kernels import FORMATS, all_kernels, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
@@ -98,6 +99,19 @@ def test_random_mixed_batches_give_the_bits_of_a_lone_whole_prompt(
 def test_every_other_variant_is_exact_too(folders: dict[str, Path], number_format: str) -> None:
     for number, kernels in enumerate(all_kernels(number_format)[1:]):
         check_mixture(folders["mistral-window"], kernels, (1, 16, 64)[number], 2, True, seed=number)
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_sums_and_batches_that_are_cut_into_many_blocks_are_exact_too(tmp_path: Path, number_format: str) -> None:
+    sizes = {**SIZES, "hidden_size": 264, "intermediate_size": 2104, "num_hidden_layers": 2, "head_dim": 64}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    tokens = ids(700, 8)
+    for kernels in all_kernels(number_format):
+        whole = alone_and_whole(load_native_model(tmp_path, kernels), tokens)
+        driver = PagedDriver.with_pages(load_native_model(tmp_path, kernels, threads=1), "ascending")
+        sequence = Sequence(tokens)
+        parts = [driver.step([(sequence, count)])[0] for count in (1, 13, 2, 584, 99, 1)]
+        assert torch.equal(torch.cat(parts), whole), kernels.variant.name
 
 
 @pytest.mark.parametrize("number_format", FORMATS)

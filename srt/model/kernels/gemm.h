@@ -55,8 +55,8 @@ struct Activations {
     ptrdiff_t group_stride = 0;
 
     Activations from(int row, int word, int group_words) const {
-        return {words + row * stride + word, stride, groups ? groups + row * group_stride + word / group_words : nullptr,
-                group_stride};
+        const GroupScale *at = groups ? groups + row * group_stride + word / group_words : nullptr;
+        return {words + row * stride + word, stride, at, group_stride};
     }
 };
 

@@ -19,15 +19,15 @@ void *sapwood_create(const Spec *spec) {
 void sapwood_destroy(void *model) { delete static_cast<Model *>(model); }
 
 void sapwood_set_weight(void *model, int32_t layer, int32_t which, const void *from) {
-    static_cast<Model *>(model)->set_weight(layer, Weight(which), static_cast<const FORMAT::elem *>(from));
+    static_cast<Model *>(model)->weights().set_weight(layer, Weight(which), static_cast<const FORMAT::elem *>(from));
 }
 
 void sapwood_set_vector(void *model, int32_t layer, int32_t which, const float *from) {
-    static_cast<Model *>(model)->set_vector(layer, Vector(which), from);
+    static_cast<Model *>(model)->weights().set_vector(layer, Vector(which), from);
 }
 
 void sapwood_set_embedding(void *model, const void *from) {
-    static_cast<Model *>(model)->set_embedding(static_cast<const FORMAT::elem *>(from));
+    static_cast<Model *>(model)->weights().embedding = static_cast<const FORMAT::elem *>(from);
 }
 
 int32_t sapwood_forward(void *model, const StepArrays *step) {

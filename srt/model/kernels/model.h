@@ -1,73 +1,16 @@
 // A decoder-only transformer: its packed weights, and one step through all of its layers.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <map>
-#include <memory>
-#include <type_traits>
-#include <string>
 
 #include "attention.h"
 #include "measure.h"
-#include "threads.h"
+#include "weights.h"
 
 namespace sapwood {
 
-// The shape of a model and where its KV pool lies; the same fields in the same order as in srt/model/native.py.
-struct Spec {
-    int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
-    int32_t num_pages, page_size, threads;
-    int32_t qk_norm;
-    float norm_eps, rope_scale, attention_scale;
-    const float *inverse_frequencies;  // [head_dim / 2]
-    const int32_t *windows;            // [layers]; 0: the layer sees everything before a token
-    void *kv;
-};
-
-enum Weight : int32_t { Q = 0, K = 1, V = 2, O = 3, GATE = 4, UP = 5, DOWN = 6, HEAD = 7 };
-enum Vector : int32_t {
-    ATTENTION_NORM = 0, MLP_NORM = 1, FINAL_NORM = 2, Q_NORM = 3, K_NORM = 4,
-    Q_BIAS = 5, K_BIAS = 6, V_BIAS = 7, O_BIAS = 8, GATE_BIAS = 9, UP_BIAS = 10, DOWN_BIAS = 11
-};
-
 // The parts of a step whose time is kept.
 enum Phase { PREPARE, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN_PHASE, HEAD_PHASE, PHASES };
-
-// Memory in huge pages where the system gives them, zero at first, aligned to a page.
-class Memory {
-  public:
-    Memory() = default;
-    Memory(const Memory &) = delete;
-    Memory &operator=(const Memory &) = delete;
-    ~Memory() { release(); }
-
-    // At least `bytes` bytes; what was there before is lost when it grows.
-    template <class E>
-    E *need(size_t count) {
-        const size_t bytes = count * sizeof(E) + 4096;
-        if (bytes > size_) {
-            release();
-            void *got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            if (got == MAP_FAILED) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-            madvise(got, bytes, MADV_HUGEPAGE);
-#endif
-            at_ = got;
-            size_ = bytes;
-        }
-        return static_cast<E *>(at_);
-    }
-
-  private:
-    void release() {
-        if (at_) munmap(at_, size_);
-        at_ = nullptr;
-        size_ = 0;
-    }
-    void *at_ = nullptr;
-    size_t size_ = 0;
-};
 
 // T: the number format of activations and KV.  W: that of the packed weights, T or I8.
 template <class T, class W>
@@ -75,80 +18,19 @@ class ModelOf {
     typedef typename T::elem elem;
     static constexpr int P = T::PER_WORD;
     static constexpr bool QUANTIZED = !std::is_same<T, W>::value;
-
-    struct Layer {
-        Matrix qkv, o, gate_up, down;
-        std::vector<float> attention_norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
-    };
+    typedef typename Weights<T, W>::Layer Layer;
 
   public:
     explicit ModelOf(const Spec &spec)
         : s_(spec), pool_(spec.threads),
           inverse_frequencies_(spec.inverse_frequencies, spec.inverse_frequencies + spec.head_dim / 2),
-          windows_(spec.windows, spec.windows + spec.layers), dim_(round_up(spec.head_dim, STRIP)),
-          group_(spec.heads / spec.kv_heads), head_panels_((dim_ + NR - 1) / NR),
-          hidden_(round_up(spec.hidden, NR)), mid_(round_up(spec.intermediate, NR)),
-          pages_(spec.kv, spec.page_size, spec.layers, spec.kv_heads, dim_), layers_(spec.layers),
-          scratch_(pool_.size()) {
-        lay_out_weights();
-        final_norm_.resize(hidden_);
+          windows_(spec.windows, spec.windows + spec.layers), weights_(spec, pool_), dim_(weights_.dim),
+          group_(spec.heads / spec.kv_heads), hidden_(weights_.hidden), mid_(weights_.mid),
+          pages_(spec.kv, spec.page_size, spec.layers, spec.kv_heads, dim_), scratch_(pool_.size()) {
         for (auto &scratch : scratch_) scratch.attention.prepare(group_, dim_);
     }
 
-    void set_weight(int layer, Weight which, const elem *from) {
-        Layer *at = which == HEAD ? nullptr : &layers_[layer];
-        const int d = s_.head_dim;
-        switch (which) {
-            case Q: return pack_heads(at->qkv, 0, s_.heads, from);
-            case K: return pack_heads(at->qkv, s_.heads, s_.kv_heads, from);
-            case V: return pack_heads(at->qkv, s_.heads + s_.kv_heads, s_.kv_heads, from);
-            case O:
-                return pack(at->o, from, s_.heads * d, d, dim_, [&](int c) { return below(c, s_.hidden); });
-            case GATE: return pack_half(at->gate_up, 0, from);
-            case UP: return pack_half(at->gate_up, 1, from);
-            case DOWN:
-                return pack(at->down, from, s_.intermediate, s_.intermediate, s_.intermediate, [&](int c) { return below(c, s_.hidden); });
-            case HEAD:
-                return pack(head_, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) { return below(c, s_.vocab); });
-        }
-    }
-
-    void set_vector(int layer, Vector which, const float *from) {
-        Layer *at = which == FINAL_NORM ? nullptr : &layers_[layer];
-        const int d = s_.head_dim, wide = head_panels_ * NR;
-        const auto plain = [&](std::vector<float> &to, int n, int padded) {
-            to.assign(padded, 0.0f);
-            std::copy(from, from + n, to.begin());
-        };
-        const auto heads = [&](int first, int count) {
-            at->qkv_bias.resize(size_t(all_heads()) * wide);
-            for (int h = 0; h < count; ++h)
-                std::copy(from + h * d, from + (h + 1) * d, at->qkv_bias.begin() + (first + h) * wide);
-        };
-        const auto half = [&](int which_half) {
-            at->gate_up_bias.resize(size_t(mid_) * 2);
-            for (int i = 0; i < s_.intermediate; ++i)
-                at->gate_up_bias[i / VW * NR + which_half * VW + i % VW] = from[i];
-        };
-        switch (which) {
-            case ATTENTION_NORM: return plain(at->attention_norm, s_.hidden, hidden_);
-            case MLP_NORM: return plain(at->mlp_norm, s_.hidden, hidden_);
-            case FINAL_NORM: return plain(final_norm_, s_.hidden, hidden_);
-            case Q_NORM: return plain(at->q_norm, d, dim_);
-            case K_NORM: return plain(at->k_norm, d, dim_);
-            case Q_BIAS: return heads(0, s_.heads);
-            case K_BIAS: return heads(s_.heads, s_.kv_heads);
-            case V_BIAS: return heads(s_.heads + s_.kv_heads, s_.kv_heads);
-            case O_BIAS: return plain(at->o_bias, s_.hidden, hidden_);
-            case GATE_BIAS: return half(0);
-            case UP_BIAS: return half(1);
-            case DOWN_BIAS: return plain(at->down_bias, s_.hidden, hidden_);
-        }
-    }
-
-    void set_embedding(const elem *from) {
-        embedding_ = from;
-    }
+    Weights<T, W> &weights() { return weights_; }
 
     void forward(const StepArrays &step) {
         timed(PREPARE, [&] {
@@ -156,7 +38,7 @@ class ModelOf {
             embed(step);
         });
         for (int layer = 0; layer < s_.layers; ++layer) {
-            const Layer &at = layers_[layer];
+            const Layer &at = weights_.layers[layer];
             timed(NORM, [&] { norm(x_, at.attention_norm, step.tokens); });
             timed(QKV, [&] { project_qkv(step, layer); });
             const bool last = layer + 1 == s_.layers;
@@ -172,7 +54,7 @@ class ModelOf {
             timed(GATE_UP, [&] { gate_up(at, rows); });
             timed(DOWN_PHASE, [&] { add_product(ready(middle_, mid_, rows), at.down, at.down_bias, rows); });
         }
-        timed(NORM, [&] { norm(x_, final_norm_, step.wanted_count); });
+        timed(NORM, [&] { norm(x_, weights_.final_norm, step.wanted_count); });
         if (step.want_logits)
             timed(HEAD_PHASE, [&] { head(normed(), step.wanted_count, static_cast<float *>(step.out)); });
         else
@@ -190,11 +72,11 @@ class ModelOf {
     // What the machine does at best: operations per second, and bytes per second read from the packed weights.
     void peaks(double *operations, double *bytes) {
         *operations = peak_operations<W>(pool_, 100000);
-        *bytes = read_bandwidth(pool_, weights_.template need<uint32_t>(0), weight_words_);
+        *bytes = read_bandwidth(pool_, weights_.words(), weights_.word_count());
     }
 
     void project(const elem *hidden, int rows, float *out) {
-        uint32_t *words = memory_[1].template need<uint32_t>(size_t(rows) * stride(hidden_));
+        uint32_t *words = memory_.normed.template need<uint32_t>(size_t(rows) * stride(hidden_));
         for (int i = 0; i < rows; ++i) {
             uint32_t *to = words + i * stride(hidden_);
             std::fill(to, to + hidden_ / P, 0);
@@ -218,87 +100,23 @@ class ModelOf {
         seconds_[phase] += now() - begin;
     }
 
-    static int below(int c, int n) { return c < n ? c : -1; }
-    int all_heads() const { return s_.heads + 2 * s_.kv_heads; }
-
     // Words from one row of activations to the next; not a multiple of 1 KB, where rows would share cache sets.
     static ptrdiff_t stride(int elems) {
         const int words = elems / P;
         return words % 256 == 0 ? words + 16 : words;
     }
 
-    void lay_out_weights() {
-        const auto shape = [](int k, int columns) {
-            Matrix m;
-            m.steps = (k + W::PER_WORD - 1) / W::PER_WORD;
-            m.panels = (columns + NR - 1) / NR;
-            return m;
-        };
-        std::vector<Matrix *> all;
-        for (auto &layer : layers_) {
-            layer.qkv = shape(s_.hidden, all_heads() * head_panels_ * NR);
-            layer.o = shape(s_.heads * dim_, s_.hidden);
-            layer.gate_up = shape(s_.hidden, 2 * round_up(s_.intermediate, VW));
-            layer.down = shape(s_.intermediate, s_.hidden);
-            for (Matrix *m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) all.push_back(m);
-            layer.attention_norm.resize(hidden_);
-            layer.mlp_norm.resize(hidden_);
-            layer.q_norm.resize(dim_);
-            layer.k_norm.resize(dim_);
-        }
-        head_ = shape(s_.hidden, s_.vocab);
-        all.push_back(&head_);
-        size_t size = 0;
-        for (const Matrix *m : all) size += m->size();
-        weight_words_ = size;
-        uint32_t *at = weights_.template need<uint32_t>(size);
-        for (Matrix *m : all) {
-            m->words = at;
-            at += m->size();
-            if (QUANTIZED) m->scale.resize(size_t(m->panels) * NR);
-        }
-    }
-
-    template <class F>
-    void pack(Matrix &m, const elem *from, int k, int group, int spread, const F &row_of) {
-        pool_.each(m.panels, [&](int p, int) {
-            const elem *rows[NR];
-            for (int c = 0; c < NR; ++c) {
-                const int row = row_of(p * NR + c);
-                rows[c] = row < 0 ? nullptr : from + size_t(row) * k;
-            }
-            if constexpr (QUANTIZED)
-                quantize_panel<T>(rows, k, group, spread, m, p);
-            else
-                pack_panel<T>(rows, k, group, spread, m.steps, m.words + size_t(p) * m.steps * NR);
-        });
-    }
-
-    void pack_heads(Matrix &m, int first, int count, const elem *from) {
-        const int wide = head_panels_ * NR, d = s_.head_dim;
-        pack(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
-            const int h = c / wide - first, i = c % wide;
-            return h >= 0 && h < count && i < d ? h * d + i : -1;
-        });
-    }
-
-    void pack_half(Matrix &m, int half, const elem *from) {
-        pack(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
-            const int i = c / NR * VW + c % VW;
-            return c % NR / VW == half && i < s_.intermediate ? i : -1;
-        });
-    }
-
     void prepare(const StepArrays &step) {
         const size_t n = std::max(step.tokens, step.wanted_count);
-        x_ = memory_[0].template need<float>(n * hidden_);
-        normed_ = memory_[1].template need<uint32_t>(n * stride(hidden_));
-        queries_ = memory_[2].template need<uint32_t>(n * s_.heads * dim_ / P);
-        attended_ = memory_[3].template need<uint32_t>(n * stride(s_.heads * dim_));
-        middle_ = memory_[4].template need<uint32_t>(n * stride(mid_));
-        cosines_ = memory_[5].template need<float>(n * s_.head_dim);
-        kept_x_ = memory_[6].template need<float>(size_t(step.wanted_count) * hidden_);
-        kept_attended_ = memory_[7].template need<uint32_t>(size_t(step.wanted_count) * stride(s_.heads * dim_));
+        x_ = memory_.x.template need<float>(n * hidden_);
+        normed_ = memory_.normed.template need<uint32_t>(n * stride(hidden_));
+        queries_ = memory_.queries.template need<uint32_t>(n * s_.heads * dim_ / P);
+        attended_ = memory_.attended.template need<uint32_t>(n * stride(s_.heads * dim_));
+        middle_ = memory_.middle.template need<uint32_t>(n * stride(mid_));
+        cosines_ = memory_.cosines.template need<float>(n * s_.head_dim);
+        const size_t kept = step.wanted_count;
+        kept_x_ = memory_.kept_x.template need<float>(kept * hidden_);
+        kept_attended_ = memory_.kept_attended.template need<uint32_t>(kept * stride(s_.heads * dim_));
         need_quantized(n, std::max({hidden_, mid_, s_.heads * dim_}));
         plans_.clear();
         size_t partials = 0;
@@ -307,7 +125,7 @@ class ModelOf {
                 plans_[window].make(step, s_.page_size, s_.kv_heads, group_, window, pool_.size());
                 partials = std::max(partials, size_t(plans_[window].partials));
             }
-        partials_ = memory_[8].template need<float>(partials * s_.heads * (dim_ + 2));
+        partials_ = memory_.partials.template need<float>(partials * s_.heads * (dim_ + 2));
     }
 
     void embed(const StepArrays &step) {
@@ -317,7 +135,7 @@ class ModelOf {
                 const size_t from = size_t(step.token_ids[t]) * s_.hidden;
                 float *x = x_ + size_t(t) * hidden_;
                 std::fill(x + s_.hidden, x + hidden_, 0.0f);
-                for (int i = 0; i < s_.hidden; ++i) x[i] = T::get(embedding_[from + i]);
+                for (int i = 0; i < s_.hidden; ++i) x[i] = T::get(weights_.embedding[from + i]);
                 float *cosine = cosines_ + size_t(t) * s_.head_dim;
                 for (int i = 0; i < half; ++i) {
                     const float angle = float(step.positions[t]) * inverse_frequencies_[i];
@@ -353,8 +171,8 @@ class ModelOf {
 
     void need_quantized(size_t rows, int columns) {
         if (!QUANTIZED) return;
-        quantized_ = memory_[9].template need<uint32_t>(rows * quantized_stride(columns));
-        groups_ = memory_[10].template need<GroupScale>(rows * groups_of(columns));
+        quantized_ = memory_.quantized.template need<uint32_t>(rows * quantized_stride(columns));
+        groups_ = memory_.groups.template need<GroupScale>(rows * groups_of(columns));
     }
 
     // Row r of `from` to bytes, in quantized_ and groups_.
@@ -380,7 +198,8 @@ class ModelOf {
         return quantized(columns);
     }
 
-    // For every group of `wide` panels and every chunk of rows: the product, then finish(first row, rows, group, product).
+    // For every group of `wide` panels and every chunk of rows: the product, then
+    // finish(first row, rows, group, product, worker).
     template <class F>
     void multiply(const Activations &a, int rows, const Matrix &m, int wide, const F &finish) {
         if (rows == 0) return;
@@ -398,9 +217,9 @@ class ModelOf {
     }
 
     void project_qkv(const StepArrays &step, int layer) {
-        const Layer &at = layers_[layer];
-        const int wide = head_panels_ * NR;
-        multiply(normed(), step.tokens, at.qkv, head_panels_,
+        const Layer &at = weights_.layers[layer];
+        const int wide = weights_.head_panels * NR;
+        multiply(normed(), step.tokens, at.qkv, weights_.head_panels,
                  [&](int first, int count, int head, float *product, int worker) {
                      auto &elems = scratch_[worker].head;
                      elems.resize(dim_);
@@ -416,7 +235,7 @@ class ModelOf {
 
     // One head of one token: norm and rotation where it is Q or K, then to the queries or into the page.
     void place_head(const StepArrays &step, int layer, int head, int token, float *x, elem *elems) {
-        const Layer &at = layers_[layer];
+        const Layer &at = weights_.layers[layer];
         const bool is_q = head < s_.heads, is_v = head >= s_.heads + s_.kv_heads;
         if (!is_v) {
             if (s_.qk_norm) {
@@ -515,7 +334,7 @@ class ModelOf {
     }
 
     void head(const Activations &hidden, int rows, float *out) {
-        multiply(hidden, rows, head_, 1,
+        multiply(hidden, rows, weights_.head, 1,
                  [&](int first, int count, int panel, const float *product, int) {
                      const int n = std::min(NR, s_.vocab - panel * NR);
                      for (int r = 0; r < count; ++r)
@@ -528,17 +347,16 @@ class ModelOf {
     ThreadPool pool_;
     const std::vector<float> inverse_frequencies_;
     const std::vector<int> windows_;
-    const int dim_, group_, head_panels_, hidden_, mid_;
+    Weights<T, W> weights_;
+    const int dim_, group_, hidden_, mid_;
     const PagePool<T> pages_;
-    std::vector<Layer> layers_;
     std::vector<Scratch> scratch_;
-    std::vector<float> final_norm_;
-    Matrix head_;
-    Memory weights_, memory_[11];
-    size_t weight_words_ = 0;
+    std::map<int, AttentionPlan> plans_;  // by window
     double seconds_[PHASES] = {};
-    std::map<int, AttentionPlan> plans_;
-    const elem *embedding_ = nullptr;
+    // What the pointers below point into; grows with the largest step so far.
+    struct {
+        Memory x, normed, queries, attended, middle, cosines, kept_x, kept_attended, partials, quantized, groups;
+    } memory_;
     float *x_ = nullptr, *cosines_ = nullptr, *kept_x_ = nullptr, *partials_ = nullptr;
     uint32_t *normed_ = nullptr, *queries_ = nullptr, *attended_ = nullptr, *middle_ = nullptr;
     uint32_t *kept_attended_ = nullptr, *quantized_ = nullptr;

@@ -154,11 +154,12 @@ SAPWOOD_INLINE float from_bf16(uint16_t x) {
     return f;
 }
 
-// The number formats of KV and of the inputs of products; of weights too, unless they are quantized.  A word is 32 bits: PER_WORD neighbours along
-// the dimension that a product sums over.  dot() adds the products of two vectors of words to VW sums.  BLOCK_WORDS is
-// the most that is summed in one go: short for float32, where long sums lose digits; for bfloat16 as much of a panel
-// as should lie in the second-level cache; it is a multiple of GROUP.  PRECISE: whether chances are stored with more digits than the quick
-// polynomial has.
+// The number formats of KV and of the inputs of products; of weights too, unless they are quantized.
+//
+// A word is 32 bits: PER_WORD neighbours along the dimension that a product sums over.  dot() adds the products of two
+// vectors of words to VW sums.  BLOCK_WORDS, a multiple of GROUP, is the most that is summed in one go: short for
+// float32, where long sums lose digits; for the others as much of a panel as should lie in the second-level cache.
+// PRECISE: whether chances are stored with more digits than the quick polynomial has.
 struct F32 {
     typedef float elem;
     typedef vf sum;
