@@ -90,6 +90,10 @@ class FakeFront:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.observers.append(self.ends.append)
 
+    def worker_pids(self) -> dict[str, int]:
+        """See Front."""
+        return {"scheduler": 4711}
+
     def status(self) -> FrontStatus:
         """How it is."""
         return FrontStatus(self.state, {"scheduler": "up"}, self.running)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_server_info_tells_everything_but_the_key(start: Callable[..., Running])
     assert info["config"]["page_size"] == 16
     assert info["model"]["context_length"] == 2048
     assert info["status"]["state"] == "ok"
-    assert info["workers"] == {"scheduler": {"threads": 1}}
+    assert info["workers"] == {"scheduler": {"threads": 1, "pid": 4711}}
     pages = info["scheduler"]
     assert pages["pages_free"] + pages["pages_cached"] + pages["pages_in_use"] == pages["pages_total"]
 
