@@ -100,10 +100,10 @@ def explain(body: bytes, error: Exception) -> NoReturn:
     at = _AT_PATH.search(text)
     path, text = (at.group(1), text[: at.start()]) if at else ("", text)
     if unknown := _UNKNOWN.match(text):
-        name = _join(path, unknown.group(1))
+        name = _join(path.removeprefix("."), unknown.group(1))
         raise bad_request(name, f"Unknown field {quoted(name)}: it is not part of this endpoint.", "unknown_field")
     if missing := _MISSING.match(text):
-        name = _join(path, missing.group(1))
+        name = _join(path.removeprefix("."), missing.group(1))
         raise bad_request(name, f"The field {quoted(name)} is required and is missing.", "missing_field")
     name, found = _look_up(value, path)
     raise bad_request(name, _describe(name, found, text))
@@ -159,9 +159,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def _join(path: str, name: str) -> str:
-    """`a[0]` (or the decoder's `.a[0]`) and `b` as `a[0].b`, in characters that every encoder takes."""
+    """`a[0]` and `b` as `a[0].b`, in characters that every encoder takes."""
     clean = name.encode("utf-8", "backslashreplace").decode() or '""'
-    path = path.removeprefix(".")
     return f"{path}.{clean}" if path else clean
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.http.bad_requests import CHAT, COMPLETIONS, GENERATE, JSON, bad_requests, complaint, send
@@ -80,6 +80,7 @@ def fuzzed(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=fuzzed())
+@example(case=(GENERATE, {"text": "end", ".": {"": "\ud800"}}))
 def test_whatever_stands_in_a_field_the_answer_is_a_reply_or_an_error_about_it(
     client: httpx.Client, case: tuple[str, dict[str, Any]]
 ) -> None:
