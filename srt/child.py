@@ -29,6 +29,7 @@ from srt.ipc import Outbox
 from srt.messages import Ready, StartFailed
 
 PARENT_POLL_SECONDS = 1.0
+REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 20, 0.05
 
 
 class StartError(Exception):
@@ -67,6 +68,18 @@ def configure_logging(level: str, role: str) -> None:
     )
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder that others may be removing at the same time.
+
+    One pass is not enough then: whoever lists a folder while files leave it may be shown only a part of it.
+    """
+    for _ in range(REMOVE_TRIES):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(REMOVE_PAUSE_SECONDS)
+
+
 def watch_parent(watch_fd: int, run_dir: str) -> None:
     """Leave at once, and remove the run directory, when the parent process is gone."""
     parent = os.getppid()
@@ -75,7 +88,7 @@ def watch_parent(watch_fd: int, run_dir: str) -> None:
         while True:
             readable, _, _ = select.select([watch_fd], [], [], PARENT_POLL_SECONDS)
             if (readable and os.read(watch_fd, 1) == b"") or os.getppid() != parent:
-                shutil.rmtree(run_dir, ignore_errors=True)
+                remove_folder(Path(run_dir))
                 os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

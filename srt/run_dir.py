@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from srt.child import StartError
+from srt.child import StartError, remove_folder
 
 PREFIX = "sapwood-"
 LOCK_NAME = "sapwood.lock"
@@ -55,7 +54,7 @@ class RunDir:
         """Remove the folder and let the lock go.  Again: nothing."""
         if self._lock_fd < 0:
             return
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_folder(self.path)
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -102,7 +101,7 @@ def sweep(base: Path) -> list[Path]:
     for path in sorted(base.glob(f"{PREFIX}*")):
         lock_fd = _take_lock(path) if _may_be_ours(path) else None
         if lock_fd is not None:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
             os.close(lock_fd)
             removed.append(path)
     return removed
