@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 
@@ -84,6 +85,8 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["fewshot", "multiturn"], choices=sorted(WORKLOADS))
     parser.add_argument("flags", nargs="*", help="more flags for both servers, after --")
     arguments = parser.parse_args()
+    # Lines come as they are made, also into a file.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     folder = resolve_model(arguments.model)
     on = sapwood(arguments.model, *arguments.flags)
     off = sapwood(arguments.model, "--disable-radix-cache", *arguments.flags)
