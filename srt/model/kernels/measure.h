@@ -27,7 +27,12 @@ double peak_operations(ThreadPool &pool, int rounds) {
         }
         vu a = splat_word(0x3f803f80u), b = splat_word(0x3f003f00u);
         for (int i = 0; i < rounds; ++i) {
+            // As if they were new each time, so that nothing is computed ahead.
+#if defined(__x86_64__)
             asm volatile("" : "+v"(a), "+v"(b));
+#elif defined(__aarch64__)
+            asm volatile("" : "+w"(a), "+w"(b));
+#endif
 #pragma GCC unroll 24
             for (int j = 0; j < 2 * MR; ++j) sum[j] = T::dot(sum[j], a, b);
         }
