@@ -241,7 +241,7 @@ class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the detokenizer must know of a request; rides with its first output.
 
     `prompt_tail` holds the last few prompt ids, as context for tokenizers whose decoding depends on what
-    stands before.
+    stands before; where none of them has text, the output is decoded as if nothing stood before it.
     """
 
     prompt_tail: bytes

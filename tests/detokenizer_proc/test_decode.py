@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -89,6 +89,8 @@ def test_with_a_prompt_before_it_the_text_is_what_the_output_adds(family: Family
     texts = st.text(alphabet="ab é你🌳.,", min_size=1, max_size=12)
     prompt = family.tokenizer.encode(data.draw(texts) + "a").ids
     output = family.tokenizer.encode(data.draw(texts), add_special_tokens=False).ids
+    # A tail of hidden tokens alone cannot tell whether words stand before it.
+    assume(family.whole(prompt[-6:]))
     if family.vocabulary.byte_level:
         expected = family.whole(output)
     else:
