@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.tiny_model import save_tiny_model
+
+# In CI the examples are the same in every run of the same code, so that a red run can be repeated; elsewhere each run
+# looks further.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
