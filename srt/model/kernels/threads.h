@@ -1,7 +1,13 @@
 // A pool of threads that share the work of one step.
 //
 // The caller is one of the workers.  Between two jobs a worker spins for some tens of microseconds, since inside a
-// step the next job follows at once, and then sleeps: a process without work takes no processor time.
+// step the next job follows at once, and then sleeps: a process without work takes no processor time.  The caller
+// waits for those workers only that have entered its job: on a busy machine a worker that the system does not let
+// run holds nobody up.
+//
+//     state:  | number of the job | open | workers inside |
+//
+// What belongs to a job is written while it is closed with nobody inside, and read inside only.
 #pragma once
 
 #include <atomic>
@@ -29,9 +35,12 @@ class ThreadPool {
         for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
     }
 
+    ThreadPool(const ThreadPool &) = delete;
+    ThreadPool &operator=(const ThreadPool &) = delete;
+
     ~ThreadPool() {
         stop_.store(true);
-        announce();
+        open();
         for (auto &thread : threads_) thread.join();
     }
 
@@ -55,10 +64,10 @@ class ThreadPool {
             shares_[i].next.store(int(int64_t(units) * i / size_), std::memory_order_relaxed);
             shares_[i].end = int(int64_t(units) * (i + 1) / size_);
         }
-        busy_.store(size_ - 1, std::memory_order_relaxed);
-        announce();
+        open();
         take(0);
-        for (int spins = 0; busy_.load(std::memory_order_acquire) != 0; ++spins) {
+        state_.fetch_and(~OPEN, std::memory_order_acq_rel);
+        for (int spins = 0; (state_.load(std::memory_order_acquire) & INSIDE) != 0; ++spins) {
             if (spins < SPINS)
                 relax();
             else
@@ -68,15 +77,19 @@ class ThreadPool {
 
   private:
     static constexpr int SPINS = 4000;
+    static constexpr uint64_t INSIDE = 0xffff, OPEN = 1 << 16, NUMBER = uint64_t(1) << 17;
 
     struct alignas(64) Share {
         std::atomic<int> next{0};
         int end = 0;
     };
 
-    void announce() {
-        epoch_.fetch_add(1, std::memory_order_seq_cst);
-        if (sleepers_.load(std::memory_order_seq_cst) != 0) {
+    static uint64_t number(uint64_t state) { return state / NUMBER; }
+
+    // Gives the job the next number, and wakes who sleeps.
+    void open() {
+        state_.store((number(state_.load(std::memory_order_relaxed)) + 1) * NUMBER | OPEN, std::memory_order_seq_cst);
+        if (sleepers_.exchange(0, std::memory_order_seq_cst) != 0) {
             std::lock_guard<std::mutex> hold(mutex_);
             wake_.notify_all();
         }
@@ -90,32 +103,41 @@ class ThreadPool {
         }
     }
 
-    void await(uint32_t seen) {
+    // The state once its number is not `seen` any more.
+    uint64_t await(uint64_t seen) {
         for (int spins = 0; spins < SPINS; ++spins) {
-            if (epoch_.load(std::memory_order_acquire) != seen) return;
+            const uint64_t state = state_.load(std::memory_order_acquire);
+            if (number(state) != seen) return state;
             relax();
         }
         std::unique_lock<std::mutex> hold(mutex_);
-        sleepers_.fetch_add(1, std::memory_order_seq_cst);
-        wake_.wait(hold, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
-        sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+        for (;;) {
+            sleepers_.fetch_add(1, std::memory_order_seq_cst);
+            const uint64_t state = state_.load(std::memory_order_seq_cst);
+            if (number(state) != seen) return state;
+            wake_.wait(hold);
+        }
     }
 
     void work(int worker) {
-        for (uint32_t seen = 0;; ++seen) {
-            await(seen);
+        for (uint64_t seen = 0;;) {
+            uint64_t state = await(seen);
+            // Enter, unless the job is closed by now.
+            while ((state & OPEN) && !state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
+            }
             if (stop_.load()) return;
+            seen = number(state);
+            if (!(state & OPEN)) continue;
             take(worker);
-            busy_.fetch_sub(1, std::memory_order_release);
+            state_.fetch_sub(1, std::memory_order_release);
         }
     }
 
     const int size_;
     void (*call_)(const void *, int, int) = nullptr;
     const void *job_ = nullptr;
-    alignas(64) std::atomic<uint32_t> epoch_{0};
-    alignas(64) std::atomic<int> busy_{0};
-    std::atomic<int> sleepers_{0};
+    alignas(64) std::atomic<uint64_t> state_{0};
+    alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
     std::condition_variable wake_;
