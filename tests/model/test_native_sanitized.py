@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from srt.model.kernels.build import build_library, find_compiler, host_variants
+from srt.model.kernels.build import SOURCE_FOLDER, build_library, find_compiler, host_variants
 from srt.model.native import native_available
 from tests.model.families import save_family
 from tests.model.native_kernels import FORMATS
@@ -53,3 +53,15 @@ def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path)
         for done in pool.map(run, FORMATS):
             assert done.returncode == 0, done.stderr[-4000:]
             assert done.stdout.strip() == "clean"
+
+
+def test_the_thread_pool_does_every_unit_once_however_often_workers_come_late(tmp_path: Path) -> None:
+    compiler = find_compiler()
+    if compiler is None:
+        assert not native_available()
+        return
+    program, source = tmp_path / "thread_pool", Path(__file__).with_name("thread_pool.cpp")
+    flags = ["-std=c++17", "-O1", "-pthread", "-w", f"-I{SOURCE_FOLDER}"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True, timeout=200)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout.strip() == "0"
