@@ -21,10 +21,13 @@ async def main() -> None:
     """Stream for ever."""
     async with fake_front(tokenizer_workers=2) as front:
         answers = [front.ask(Ask(TextPrompt("for ever"), SamplingParams())) for _ in range(8)]
-        for answer in answers:
-            await anext(answer.__aiter__())
+        # An iterator that is let go ends its request, and this program would end by itself.
+        streams = [aiter(answer) for answer in answers]
+        for stream in streams:
+            await anext(stream)
         print(json.dumps(front.worker_pids()), flush=True)
-        await asyncio.gather(*(answer.collect() for answer in answers))
+        await asyncio.Event().wait()
+        del streams
 
 
 asyncio.run(main())

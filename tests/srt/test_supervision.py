@@ -261,7 +261,7 @@ def test_when_the_parent_is_killed_the_workers_leave_and_take_their_folder_with_
         assert all(is_alive(pid) for pid in pids)
         parent.kill()
     wait_until_gone(pids)
-    assert os.listdir(run_base) == []
+    assert sorted(str(path) for path in run_base.rglob("*")) == []
 
 
 def test_signals_to_the_whole_group_do_not_reach_the_workers(run_base: Path) -> None:
