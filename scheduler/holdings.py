@@ -102,8 +102,8 @@ class Holdings:
                 break
             if lock is not None:
                 self.tree.unlock(lock)
-            # What is matched is locked, the rest of its nodes too: a request that runs alone must fit in spite of
-            # that.  So it does with less: first without the page to copy from, then without the cache.
+            # The page to copy from is locked beside its copy.  A request that runs alone must fit in spite of that, so
+            # it does with less: first without that page, then without the cache.
             if match.partial_page is not None:
                 limit = full * self.page_size
             elif reserve_pages == 0 and full > 0:
