@@ -7,12 +7,10 @@ from bisect import bisect_right
 
 from radix import Eviction, EvictionLog, RadixTree
 from scheduler.request import Request
-from srt.messages import CacheReport
+from srt.messages import NAMESPACE_SEPARATOR, CacheReport
 
 # Tokens shown on both sides of the place where reuse stopped.
 SHOWN_TOKENS = 8
-# Between the parts of a namespace, see docs/protocol.md: the tenant comes first.
-NAMESPACE_SEPARATOR = "\x1f"
 
 
 def tenant_of(namespace: str) -> str:

@@ -33,6 +33,10 @@ def unpack_ids(packed: bytes) -> list[int]:
     return array("i", packed).tolist()
 
 
+# Between the parts of a `namespace`, the tenant first; see srt/namespaces.py.
+NAMESPACE_SEPARATOR = "\x1f"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """What decides the next token and where the output ends.  Ranges are checked where a client's input enters.
 

@@ -6,17 +6,17 @@ parts.  The tenant comes first, so that reports can tell what belongs to the sam
 
 from __future__ import annotations
 
-SEPARATOR = "\x1f"
+from srt.messages import NAMESPACE_SEPARATOR
 
 
 def namespace_of(tenant: str, salt: str | None) -> str:
     """The namespace of a tenant's requests with this salt.  Raises ValueError for a tenant with a separator in it."""
-    if SEPARATOR in tenant:
+    if NAMESPACE_SEPARATOR in tenant:
         raise ValueError("the name of a tenant cannot hold a unit separator")
     # The prefix keeps a salt from ever being the same as a part of another kind.
-    return tenant if salt is None else f"{tenant}{SEPARATOR}salt:{salt}"
+    return tenant if salt is None else f"{tenant}{NAMESPACE_SEPARATOR}salt:{salt}"
 
 
 def shown(namespace: str) -> str:
     """A namespace as its tenant is told of it: without the tenant; empty for what has no salt."""
-    return namespace.partition(SEPARATOR)[2]
+    return namespace.partition(NAMESPACE_SEPARATOR)[2]
