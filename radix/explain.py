@@ -85,10 +85,11 @@ def _outlined(node: Node, parent: int, head_tokens: int) -> Outlined:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """When a page left, by the clock of whoever keeps the log, and why."""
+    """When a page left, by the clock of whoever keeps the log, why, and for whom."""
 
     at: float
     reason: str
+    whom: str = ""
 
 
 class EvictionLog:

@@ -38,6 +38,7 @@ SERVE_FLAGS = (
     Flag("host", str, "address to serve on"),
     Flag("port", int, "port to serve on; 0 takes any that is free"),
     Flag("api_key", str, "key that clients must send (default: $SAPWOOD_API_KEY, or none)"),
+    Flag("api_keys_file", str, "file of tenants' keys, a line KEY TENANT for each (default: none)", metavar="FILE"),
     Flag("log_level", ("debug", "info", "warning", "error"), "what to log"),
     Flag("tokenizer_workers", int, "tokenizer processes", ("--tokenizer-worker-num",)),
     Flag("chat_template", str, "file or text of a template to use instead of the model's"),

@@ -285,7 +285,7 @@ class Scheduler:
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's table, retracting others, or itself, when the pool is dry and nothing is in flight."""
-        self._misses.pressure = f"a running request grew to {num_tokens} tokens"
+        self._misses.pressure = (f"a running request grew to {num_tokens} tokens", request.message.tenant)
         while not self.holdings.grow(request, num_tokens):
             if self._in_flight or self.holdings.tier.gives_back():
                 return False
@@ -343,7 +343,7 @@ class Scheduler:
                 break
             if self._waiting.awaits_shared_prefix(request, self._running):
                 continue
-            self._misses.pressure = f"a request of {request.known} tokens was admitted"
+            self._misses.pressure = (f"a request of {request.known} tokens was admitted", request.message.tenant)
             # What runs alone may use the whole pool: its limit was set so that it fits.
             growth = self.holdings.pages_for(self.growth.tokens(request, self.holdings.page_size))
             kept_free = reserve + growth if self._running else 0

@@ -24,13 +24,13 @@ class Misses:
     def __init__(self, tree: RadixTree, page_size: int) -> None:
         self._tree = tree
         self._log = EvictionLog(page_size)
-        # The reason for which pages are being evicted, as of the plan that is being made.
-        self.pressure = ""
+        # The reason for which pages are being evicted, as of the plan that is being made, and the tenant it is for.
+        self.pressure = ("", "")
         self.now = 0.0
 
     def evicted(self, namespace: str, tokens: bytes, start: int) -> None:
         """Tokens `[start, end)` of a run are about to leave."""
-        self._log.add(namespace, tokens, start, Eviction(self.now, self.pressure))
+        self._log.add(namespace, tokens, start, Eviction(self.now, *self.pressure))
 
     def report(self, request: Request, caches: bool, server_caches: bool) -> CacheReport:
         """For a request that has just been admitted."""
@@ -55,7 +55,8 @@ class Misses:
             if eviction is not None:
                 reason = "evicted"
                 evicted_seconds_ago = self.now - eviction.at
-                detail = eviction.reason
+                # What others ask for is not told, not even how long it is.
+                detail = eviction.reason if eviction.whom == request.message.tenant else "room was needed"
             elif self._elsewhere(namespace, tokens) > position:
                 reason = "other_namespace"
             elif cached_next:

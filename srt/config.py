@@ -23,6 +23,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 30000
     api_key: str | None = None
+    # A file of keys that belong to tenants; whoever has `api_key` is then the operator.
+    api_keys_file: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Text
     tokenizer_workers: int = 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from srt.api_keys import read_api_keys
 from srt.child import StartError
 from srt.config import (
     DetokenizerConfig,
@@ -208,6 +209,7 @@ def check_config(config: ServerConfig) -> None:
         raise StartError("--served-model-name: must not be empty")
     if config.api_key == "":
         raise StartError("--api-key: must not be empty; leave it out to serve without a key")
+    read_api_keys(config)
 
 
 def _check_disk_cache(config: ServerConfig) -> None:

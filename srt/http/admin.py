@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.http.auth import tenant_of
 from srt.http.connection import json_reply
 from srt.http.errors import ApiError, bad_request
 from srt.http.generation import faults_named
@@ -60,7 +61,7 @@ class Admin:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     async def server_info(self, request: Request) -> Response:
-        """Settings, model, processes and the scheduler's last report.  The API key is not told."""
+        """Settings, model, processes and the scheduler's last report.  No API key is told."""
         front = self._service.front
         config = msgspec.to_builtins(front.config)
         config["api_key"] = None if front.config.api_key is None else "set"
@@ -89,7 +90,7 @@ class Admin:
     async def abort_request(self, request: Request) -> Response:
         """End the requests that go by exactly this id; one that has ended, or never was, is no error."""
         fields = await self._service.read(request, _abort_decoder)
-        return json_reply({"success": True, "aborted": self._service.live.abort(fields.rid)})
+        return json_reply({"success": True, "aborted": self._service.live.abort(tenant_of(request), fields.rid)})
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of messages after the chat template."""

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.api_keys import read_api_keys, warn_if_readable
 from srt.front import Front
 from srt.http.admin import Admin
 from srt.http.auth import KeyCheck
@@ -60,8 +61,10 @@ def create_app(front: Front) -> FastAPI:
             path, _endpoint(handler), methods=[method], summary=summary, response_class=Response, name=path
         )
     app.add_exception_handler(HTTPException, _on_http_exception)
-    if front.config.api_key is not None:
-        app.add_middleware(KeyCheck, key=front.config.api_key)
+    keys = read_api_keys(front.config)
+    if keys is not None:
+        warn_if_readable(front.config)
+        app.add_middleware(KeyCheck, keys=keys)
     return app
 
 

@@ -27,7 +27,7 @@ MAX_NODES = 10_000
 async def explain(service: Service, request: Request) -> Response:
     """Why a request's reuse stopped where it did.  Raises ApiError 404 for one that is not known (any more)."""
     rid = request.path_params["request_id"]
-    prompts = service.live.explanations.find(rid, tenant_of(request))
+    prompts = service.live.explanations.find(tenant_of(request), rid)
     if prompts is None:
         raise ApiError(
             404,

@@ -60,24 +60,24 @@ def api_error(failure: RequestFailed, name_of: FieldName, about: str = "") -> Ap
     return ApiError(failure.status, message, param=param, code=failure.code, retry_after=failure.retry_after)
 
 
-def cache_namespace(salt: str | None) -> str:
-    """The cache namespace of a `cache_salt`: another salt, another cache.  Raises ApiError for an empty one."""
+def cache_namespace(tenant: str, salt: str | None) -> str:
+    """The namespace of a tenant's `cache_salt`: another salt, another cache.  Raises ApiError for an empty one."""
     if salt == "":
         raise bad_request("cache_salt", "cache_salt must not be empty; leave it out to share the common cache.")
-    return namespace_of("", salt)
+    return namespace_of(tenant, salt)
 
 
 @dataclass(frozen=True)
 class LiveRequests:
-    """The answers that are being waited for, by the id that the client knows them by; and what is kept of the last
-    that have ended."""
+    """The answers that are being waited for, by tenant and the id that the client knows them by; and what is kept of
+    the last that have ended."""
 
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)
     explanations: Explanations = field(default_factory=Explanations)
 
-    def abort(self, rid: str) -> int:
-        """End what goes by exactly this id.  The number of prompts that were still running."""
-        running = [answer for answer in self.answers.get(rid, ()) if not answer.ended]
+    def abort(self, tenant: str, rid: str) -> int:
+        """End what a tenant has under exactly this id.  The number of prompts that were still running."""
+        running = [answer for answer in self.answers.get((tenant, rid), ()) if not answer.ended]
         for answer in running:
             answer.abort()
         return len(running)
@@ -90,6 +90,11 @@ class Prompted:
     ask: Ask
     place: str
     rid: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Ids are the client's to choose, so they are known by tenant."""
+        return self.ask.tenant, self.rid
 
 
 class Batch:
@@ -110,33 +115,33 @@ class Batch:
             raise bad_request(
                 field, f"{field} asks for {len(prompts)} prompts with {samples} samples in all; {MAX_SAMPLES} is most."
             )
-        for rid in {prompted.rid for prompted in prompts}:
-            if rid in live.answers:
-                raise bad_request("rid", f"rid {quoted(rid)} is in use by a request that has not ended.")
+        for key in {prompted.key for prompted in prompts}:
+            if key in live.answers:
+                raise bad_request("rid", f"rid {quoted(key[1])} is in use by a request that has not ended.")
         try:
             for index, prompted in enumerate(prompts):
                 with self._failures_of(index):
                     answer = front.ask(prompted.ask)
                 self.answers.append(answer)
-                live.answers.setdefault(prompted.rid, []).append(answer)
+                live.answers.setdefault(prompted.key, []).append(answer)
         except BaseException:
             self.close()
             raise
-        for rid in self._rids():
+        for key in self._keys():
             told = zip(self._prompts, self.answers, strict=True)
-            live.explanations.open(rid, [(prompted.place, answer) for prompted, answer in told if prompted.rid == rid])
+            live.explanations.open(*key, [(prompted.place, answer) for prompted, answer in told if prompted.key == key])
 
-    def _rids(self) -> list[str]:
+    def _keys(self) -> list[tuple[str, str]]:
         """The ids of the prompts that were sent on their way, each once."""
-        return list(dict.fromkeys(prompted.rid for prompted in self._prompts[: len(self.answers)]))
+        return list(dict.fromkeys(prompted.key for prompted in self._prompts[: len(self.answers)]))
 
     def close(self) -> None:
         """Abort what still runs and forget the ids.  Again: nothing."""
         for answer in self.answers:
             answer.abort()
-        for rid in self._rids():
-            if self._live.answers.pop(rid, None) is not None:
-                self._live.explanations.close(rid)
+        for key in self._keys():
+            if self._live.answers.pop(key, None) is not None:
+                self._live.explanations.close(*key)
 
     @property
     def tokenized(self) -> bool:

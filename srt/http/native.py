@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.answer import Ask, Prompt
+from srt.http.auth import tenant_of
 from srt.http.connection import DONE, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, cache_namespace, faults_named, streamed, whole
@@ -54,7 +55,7 @@ async def generate(service: Service, request: Request) -> Response:
     wanted = _wanted(fields, count)
     rids = _rids(fields, count, single)
     prompted = [
-        Prompted(_ask(fields, prompt, sampling, want), place, rid)
+        Prompted(_ask(tenant_of(request), fields, prompt, sampling, want), place, rid)
         for (place, prompt), sampling, want, rid in zip(prompts, samplings, wanted, rids, strict=True)
     ]
     batch = Batch(service.front, service.live, prompted, _field_name)
@@ -146,13 +147,14 @@ def _for_each(given: Any, count: int, name: str) -> list[Any]:
     return given
 
 
-def _ask(fields: GenerateRequest, prompt: Prompt, sampling: NativeSampling, wanted: _Wanted) -> Ask:
+def _ask(tenant: str, fields: GenerateRequest, prompt: Prompt, sampling: NativeSampling, wanted: _Wanted) -> Ask:
     return Ask(
         prompt=prompt,
         sampling=sampling.params,
         n=sampling.n,
         seed=sampling.seed,
-        namespace=cache_namespace(fields.cache_salt),
+        namespace=cache_namespace(tenant, fields.cache_salt),
+        tenant=tenant,
         priority=fields.priority or 0,
         ttft_target=fields.ttft_target,
         timeout=fields.timeout,

@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.http.auth import tenant_of
 from srt.http.connection import DONE, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, streamed, whole
@@ -40,7 +41,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     kind = "chat.completion.chunk" if fields.stream else "chat.completion"
     header = Header.new("chatcmpl", kind, service.model_name, service.fingerprint())
-    ask = ask_of(fields, chat_prompt(fields.messages, fields.chat_template_kwargs), sampling, logprobs)
+    prompt = chat_prompt(fields.messages, fields.chat_template_kwargs)
+    ask = ask_of(tenant_of(request), fields, prompt, sampling, logprobs)
     batch = Batch(service.front, service.live, [Prompted(ask, "messages", header.id)], name_of)
     if fields.stream:
         include_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)

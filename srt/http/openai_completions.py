@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.answer import Prompt
+from srt.http.auth import tenant_of
 from srt.http.connection import DONE, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, streamed, whole
@@ -41,7 +42,8 @@ async def completions(service: Service, request: Request) -> Response:
     for place, prompt in prompts:
         # Only the model's side knows the text of ids, and it tells it along with their logprobs.
         spell_out = fields.echo and (logprobs is not None or not isinstance(prompt, TextPrompt))
-        ask = ask_of(fields, prompt, sampling, logprobs if not spell_out else logprobs or 0, 0 if spell_out else None)
+        told = logprobs if not spell_out else logprobs or 0
+        ask = ask_of(tenant_of(request), fields, prompt, sampling, told, 0 if spell_out else None)
         prompted.append(Prompted(ask, place, header.id))
     choices = [
         _Choice(prompt, bool(fields.echo), logprobs is not None) for _, prompt in prompts for _ in range(sampling.n)

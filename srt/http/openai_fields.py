@@ -67,19 +67,21 @@ def sampling_of(fields: OpenAIFields, max_tokens: int | None, name_of: FieldName
 
 
 def ask_of(
+    tenant: str,
     fields: OpenAIFields,
     prompt: Prompt,
     sampling: NativeSampling,
     logprobs: int | None,
     prompt_logprobs_from: int | None = None,
 ) -> Ask:
-    """One prompt of a request as the front takes it.  Raises ApiError."""
+    """One prompt of a tenant's request as the front takes it.  Raises ApiError."""
     return Ask(
         prompt=prompt,
         sampling=sampling.params,
         n=sampling.n,
         seed=sampling.seed,
-        namespace=cache_namespace(fields.cache_salt),
+        namespace=cache_namespace(tenant, fields.cache_salt),
+        tenant=tenant,
         priority=fields.priority or 0,
         ttft_target=fields.ttft_target,
         timeout=fields.timeout,

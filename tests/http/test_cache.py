@@ -129,33 +129,34 @@ def answer(tenant: str = "") -> Answer:
 def test_explanations_are_bounded_by_prompts_and_forget_the_oldest() -> None:
     explanations = Explanations(max_prompts=10)
     for number in range(30):
-        explanations.open(f"r{number}", [("prompt[0]", answer()), ("prompt[1]", answer())])
-        explanations.close(f"r{number}")
-    assert [n for n in range(30) if explanations.find(f"r{n}", "") is not None] == [25, 26, 27, 28, 29]
-    explanations.open("big", [("p", answer())] * 11)
-    assert explanations.find("big", "") is None
-    explanations.close("big")
-    explanations.open("small", [("p", answer())])
-    assert explanations.find("small", "") is not None
+        explanations.open("", f"r{number}", [("prompt[0]", answer()), ("prompt[1]", answer())])
+        explanations.close("", f"r{number}")
+    assert [n for n in range(30) if explanations.find("", f"r{n}") is not None] == [25, 26, 27, 28, 29]
+    explanations.open("", "big", [("p", answer())] * 11)
+    assert explanations.find("", "big") is None
+    explanations.close("", "big")
+    explanations.open("", "small", [("p", answer())])
+    assert explanations.find("", "small") is not None
 
 
 def test_an_id_that_is_used_again_counts_once_and_the_answers_are_let_go_of() -> None:
     explanations = Explanations(max_prompts=3)
-    explanations.open("other", [("p", answer())])
+    explanations.open("", "other", [("p", answer())])
     for _ in range(20):
-        explanations.open("again", [("p", answer())])
-        explanations.close("again")
-    assert explanations.find("other", "") is not None
-    ((_, told),) = explanations.find("again", "") or ()
+        explanations.open("", "again", [("p", answer())])
+        explanations.close("", "again")
+    assert explanations.find("", "other") is not None
+    ((_, told),) = explanations.find("", "again") or ()
     assert not isinstance(told, Answer)
 
 
 def test_a_tenant_is_told_of_its_own_requests_only() -> None:
     explanations = Explanations()
-    explanations.open("r", [("p", answer("alice"))])
-    assert explanations.find("r", "bob") is None
-    assert explanations.find("r", "") is None
-    assert explanations.find("r", "alice") is not None
+    explanations.open("alice", "r", [("p", answer("alice"))])
+    assert explanations.find("bob", "r") is None
+    assert explanations.find("", "r") is None
+    explanations.open("bob", "r", [("p", answer("bob"))])
+    assert explanations.find("alice", "r") is not None
 
 
 def test_the_tree_is_runs_within_runs(server: Running) -> None:
