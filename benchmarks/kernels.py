@@ -1,6 +1,6 @@
 """How near the native kernels come to what the machine can do: each product, attention, and whole steps.
 
-    python -m benchmarks.kernels --model smollm2
+    python -m benchmarks.kernels --model smollm2 [--quantization int4]
 
 The machine's own limits are measured in the same run, around every case: dot products of registers for arithmetic,
 the packed weights read from front to back for memory, torch's product of two large matrices for comparison.  A
@@ -22,7 +22,8 @@ import torch
 from sapwood.pull import resolve_model
 from srt.model.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token, read_model_config
 from srt.model.interface import ForwardBatch
-from srt.model.native import NativeModel
+from srt.model.native import QUANTIZATIONS, NativeModel
+from srt.resolve import WEIGHT_BITS
 
 PAGE_SIZE = 16
 POOL_TOKENS = 64 * 1024
@@ -93,22 +94,40 @@ class Case:
             )
 
 
-def product_work(config: ModelConfig, rows: int, logits: int, element: int) -> dict[str, Work]:
+@dataclass(frozen=True)
+class Formats:
+    """Number formats: `dtype` of activations and KV, `quantization` of the weights where they have another."""
+
+    dtype: str
+    quantization: str | None = None
+
+    @property
+    def layer_bytes(self) -> float:
+        """Bytes of a weight of the layers, with its share of what scales it."""
+        return WEIGHT_BITS[self.quantization or self.dtype] / 8
+
+    @property
+    def head_bytes(self) -> float:
+        """Bytes of a weight of the head, which int4 leaves in int8."""
+        return 1.0 if self.quantization else self.layer_bytes
+
+
+def product_work(config: ModelConfig, rows: int, logits: int, formats: Formats) -> dict[str, Work]:
     """The products of a step of `rows` tokens; the last layer computes all but K and V only for `logits` of them."""
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
     layers = config.num_layers
     kept = rows * (layers - 1) + logits
 
-    def work(weights: int, layers_read: int, row_layers: int) -> Work:
-        return Work(2.0 * weights * row_layers, float(weights * layers_read * element))
+    def work(weights: int, layers_read: int, row_layers: int, element: float = formats.layer_bytes) -> Work:
+        return Work(2.0 * weights * row_layers, weights * layers_read * element)
 
     return {
         "qkv": work(hidden * qkv, layers, rows * layers),
         "output": work(heads * hidden, layers, kept),
         "gate_up": work(2 * hidden * inner, layers, kept),
         "down": work(inner * hidden, layers, kept),
-        "head": work(hidden * config.vocab_size, 1, logits),
+        "head": work(hidden * config.vocab_size, 1, logits, formats.head_bytes),
     }
 
 
@@ -143,7 +162,9 @@ def pages_for(first: int, tokens: int) -> list[int]:
     return list(range(first, first + -(-tokens // PAGE_SIZE)))
 
 
-def decode_case(config: ModelConfig, dtype: str, rows: int, length: int, shared: int = 0, share: bool = True) -> Case:
+def decode_case(
+    config: ModelConfig, formats: Formats, rows: int, length: int, shared: int = 0, share: bool = True
+) -> Case:
     """`rows` requests that compute one token each on `length` tokens, the first `shared` of them the same pages."""
     head = pages_for(0, shared)
     tables = []
@@ -151,19 +172,19 @@ def decode_case(config: ModelConfig, dtype: str, rows: int, length: int, shared:
         own = pages_for(len(head) + row * (-(-length // PAGE_SIZE) + 1), length + 1 - shared)
         tables.append((head + own, length, 1))
     read = shared + rows * (length + 1 - shared) if share else rows * (length + 1)
-    work = product_work(config, rows, rows, DTYPE_BYTES[dtype])
-    work["attention"] = attention_work(config, [length + 1] * rows, read, dtype)
+    work = product_work(config, rows, rows, formats)
+    work["attention"] = attention_work(config, [length + 1] * rows, read, formats.dtype)
     name = f"decode, {rows} rows on {length} tokens"
     if shared:
         name += f", {shared} of them shared, sharing {'on' if share else 'off'}"
     return Case(name, batch_of(tables, config.vocab_size), work, rows, share)
 
 
-def prefill_case(config: ModelConfig, dtype: str, tokens: int, before: int = 0) -> Case:
+def prefill_case(config: ModelConfig, formats: Formats, tokens: int, before: int = 0) -> Case:
     """One chunk of `tokens` tokens on top of `before`."""
-    work = product_work(config, tokens, 1, DTYPE_BYTES[dtype])
+    work = product_work(config, tokens, 1, formats)
     seen = [before + i + 1 for i in range(tokens)]
-    work["attention"] = attention_work(config, seen, before + tokens, dtype)
+    work["attention"] = attention_work(config, seen, before + tokens, formats.dtype)
     table = [(pages_for(0, before + tokens), before, tokens)]
     return Case(f"prefill, {tokens} tokens on {before}", batch_of(table, config.vocab_size), work, tokens)
 
@@ -185,28 +206,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPE_BYTES))
+    parser.add_argument("--quantization", default=None, choices=QUANTIZATIONS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     arguments = parser.parse_args()
     folder = resolve_model(arguments.model)
     config, dtype = read_model_config(folder), arguments.dtype
+    formats = Formats(dtype, arguments.quantization)
     begin = time.perf_counter()
-    model = NativeModel(config, folder, getattr(torch, dtype), POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, arguments.threads)
+    model = NativeModel(
+        config,
+        folder,
+        getattr(torch, dtype),
+        POOL_TOKENS // PAGE_SIZE,
+        PAGE_SIZE,
+        arguments.threads,
+        quantization=arguments.quantization,
+    )
     loaded = time.perf_counter() - begin
     model.kv.pages[:] = 0
-    cases = [prefill_case(config, dtype, tokens) for tokens in (16, 64, 256, 512, 2048)]
-    cases += [prefill_case(config, dtype, 512, 1536)]
-    cases += [decode_case(config, dtype, rows, 128) for rows in (1, 2, 4, 8, 16, 32, 64)]
-    cases += [decode_case(config, dtype, rows, 1040) for rows in (1, 16)]
-    cases += [decode_case(config, dtype, 16, 1040, 1000, share) for share in (True, False)]
+    cases = [prefill_case(config, formats, tokens) for tokens in (16, 64, 256, 512, 2048)]
+    cases += [prefill_case(config, formats, 512, 1536)]
+    cases += [decode_case(config, formats, rows, 128) for rows in (1, 2, 4, 8, 16, 32, 64)]
+    cases += [decode_case(config, formats, rows, 1040) for rows in (1, 16)]
+    cases += [decode_case(config, formats, 16, 1040, 1000, share) for share in (True, False)]
     cases = [case for case in cases if arguments.only in case.name]
     limits = Limits()
     for _ in range(arguments.rounds):
         for case in cases:
             limits.measure(model)
             case.run(model)
-    print(f"{model.kernels.variant.name}, {dtype}, {arguments.threads} threads; loaded and packed in {loaded:.2f} s")
+    print(
+        f"{model.kernels.variant.name}, {dtype}, weights {formats.quantization or dtype}, {arguments.threads} threads;"
+        f" loaded and packed in {loaded:.2f} s"
+    )
     print(
         f"limits: {limits.operations / 1e9:.0f} GFLOP/s in registers, {limits.bytes / 1e9:.1f} GB/s read;"
         f" torch.mm {torch_operations(dtype, arguments.threads) / 1e9:.0f} GFLOP/s"

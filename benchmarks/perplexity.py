@@ -32,7 +32,9 @@ FORMATS: dict[str, tuple[torch.dtype, str | None]] = {
     "float32": (torch.float32, None),
     "bfloat16": (torch.bfloat16, None),
     "bfloat16, int8 weights": (torch.bfloat16, "int8"),
+    "bfloat16, int4 weights": (torch.bfloat16, "int4"),
     "float32, int8 weights": (torch.float32, "int8"),
+    "float32, int4 weights": (torch.float32, "int4"),
 }
 
 

@@ -68,13 +68,14 @@ def _packages(problems: list[str]) -> Iterator[str]:
 
 def _kernels(problems: list[str]) -> Iterator[str]:
     try:
-        from srt.model.native import NativeUnavailable, load_kernels
+        from srt.model.native import QUANTIZATIONS, NativeUnavailable, load_kernels
     except ImportError as error:
         problems.append(f"torch cannot be loaded: {error}")
         return
     for dtype in ("float32", "bfloat16"):
         try:
-            yield f"{dtype}: native, variant {load_kernels(dtype).variant.name}"
+            variant = load_kernels(dtype).variant.name
+            yield f"{dtype}: native, variant {variant}; weights in {', '.join(QUANTIZATIONS)} with --quantization"
         except NativeUnavailable as error:
             yield f"{dtype}: torch ({error})"
 

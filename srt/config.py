@@ -33,7 +33,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Execution
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    quantization: Literal["int8"] | None = None
+    quantization: Literal["int8", "int4"] | None = None
     threads: int | None = None
     attention_backend: Literal["auto", "native", "torch"] = "auto"
     # Memory

@@ -37,7 +37,8 @@ HISTORY_BYTES = 64 * 2**20
 # Kernels multiply page by page size in 32 bits.
 MAX_POOL_TOKENS = 2**31 - 1
 STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+# int4: with the scale and the minimum of each 32 weights.
+WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) 
     dtype = _dtype(config, machine)
     token_bytes = kv_bytes_per_token(model, dtype)
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    weights_bytes = weights_bytes * DTYPE_BYTES[config.quantization or dtype] // STORED_BYTES[model.dtype]
+    weights_bytes = weights_bytes * WEIGHT_BITS[config.quantization or dtype] // (8 * STORED_BYTES[model.dtype])
     num_pages = _num_pages(config, facts.context_length, token_bytes, weights_bytes, machine.memory_bytes)
     return Resolved(
         config=config,

@@ -37,6 +37,8 @@ HEAD = len(MATRICES)
 VECTORS = ("input_layernorm.weight", "post_attention_layernorm.weight", "", "q_norm.weight", "k_norm.weight")
 FINAL_NORM = 2
 FIRST_BIAS = len(VECTORS)
+# Number formats that weights can be held in beside the dtypes.
+QUANTIZATIONS = ("int8", "int4")
 # In the order of enum Phase in kernels/model.h.
 PHASES = ("prepare", "norm", "qkv", "attention", "output", "gate_up", "down", "head")
 
@@ -83,9 +85,10 @@ def load_kernels(
 ) -> Kernels:
     """The kernels of the best variant that compiles, out of `variants` (those that this CPU can run).
 
-    `dtype`: float32 or bfloat16.  `quantization`: None for weights in `dtype`, or int8: one scale for each output
-    channel of a weight matrix, and one for each 128 activations of a token.  Raises NativeUnavailable when none
-    compiles; each failure is logged.
+    `dtype`: float32 or bfloat16.  `quantization`: None for weights in `dtype`; int8: one scale for each output
+    channel of a weight matrix, and one for each 128 activations of a token; int4: scale and minimum for each 32
+    weights of a channel, activations and the head as with int8.  Raises NativeUnavailable when none compiles; each
+    failure is logged.
     """
     reason = "no variant fits this CPU"
     for variant in host_variants() if variants is None else variants:

@@ -21,7 +21,7 @@ from srt.model.config import DTYPE_BYTES, ModelConfig, UnsupportedModel, read_mo
 from srt.model.interface import LanguageModel
 from srt.model.kv_pool import TorchKVPool
 from srt.model.llama import TorchModel
-from srt.model.native import Kernels, NativeModel, NativeUnavailable, load_kernels
+from srt.model.native import QUANTIZATIONS, Kernels, NativeModel, NativeUnavailable, load_kernels
 from srt.model.step import StepRunner
 from srt.model.weights import load_weights
 from srt.plan import PageMemory, Plan, StepResult
@@ -104,8 +104,8 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
 
 def choose_kernels(attention_backend: str, dtype: str, quantization: str | None = None) -> Kernels | None:
     """The native kernels where they are wanted and can be had, None for plain torch.  Raises StartError."""
-    if quantization not in (None, "int8"):
-        raise StartError(f"--quantization {quantization}: choose int8, or leave it out")
+    if quantization not in (None, *QUANTIZATIONS):
+        raise StartError(f"--quantization {quantization}: choose {' or '.join(QUANTIZATIONS)}, or leave it out")
     if attention_backend == "torch":
         if quantization is not None:
             raise StartError(f"--quantization {quantization}: only the native kernels do that, not torch")

@@ -15,7 +15,12 @@ from srt.model.native import Kernels, NativeModel, load_kernels, native_availabl
 
 COMPILERS_AT_ONCE = 2
 # Name -> number format of activations and KV, and the quantization of weights.
-FORMATS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None), "int8": ("bfloat16", "int8")}
+FORMATS = {
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "int8": ("bfloat16", "int8"),
+    "int4": ("bfloat16", "int4"),
+}
 
 
 @cache

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf import quants as gguf_quants
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from srt.model.native import Kernels
 from tests.model.families import CASES, SIZES, reference_logits, save_family
 from tests.model.native_kernels import FORMATS, all_kernels, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
@@ -59,7 +62,7 @@ def test_every_head_size_and_uneven_sizes_of_everything_else_are_computed(tmp_pa
         assert (found - expected).abs().max() < TOLERANCE, kernels.variant.name
 
 
-@pytest.mark.parametrize(("number_format", "share"), [("bfloat16", 0.02), ("int8", 0.06)])
+@pytest.mark.parametrize(("number_format", "share"), [("bfloat16", 0.02), ("int8", 0.06), ("int4", 0.4)])
 def test_fewer_bits_stay_near_float32_on_every_variant(tmp_path: Path, number_format: str, share: float) -> None:
     folder = save_family("llama", tmp_path)
     tokens = ids(LENGTH)
@@ -95,3 +98,26 @@ def test_smollm2_in_float32_is_as_near_to_float64_as_a_float32_can_be(real_model
         driver = PagedDriver.with_pages(load_native_model(real_model, kernels), "shuffled")
         found = chunked(driver, tokens, (len(tokens) - 2, 1, 1))
         assert (found - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("block", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1])
+def test_weights_that_come_from_4_bit_blocks_of_gguf_lose_nothing_in_int4(
+    tmp_path: Path, block: GGMLQuantizationType
+) -> None:
+    folder = save_family("llama", tmp_path)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2 and "layers" in name:
+                packed = gguf_quants.quantize(parameter.numpy(), block)
+                parameter.copy_(torch.from_numpy(gguf_quants.dequantize(packed, block)))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokens = ids(LENGTH)
+    expected = reference_logits(folder, tokens)
+
+    def distance(kernels: Kernels) -> float:
+        driver = PagedDriver.with_pages(load_native_model(folder, kernels), "ascending")
+        return float((driver.step([(Sequence(tokens), LENGTH)])[0] - expected).abs().mean())
+
+    for in_8_bits, in_4_bits in zip(all_kernels("int8"), all_kernels("int4"), strict=True):
+        assert distance(in_4_bits) < 1.2 * distance(in_8_bits), in_4_bits.variant.name

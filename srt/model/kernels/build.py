@@ -31,7 +31,7 @@ COMMON_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contr
 SANITIZE_FLAGS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 COMPILE_SECONDS = 300
 # Names in kernels/simd.h.
-FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}
+FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "I8", "int4": "I4"}
 
 
 class BuildFailed(Exception):
@@ -92,7 +92,7 @@ def cache_folder() -> Path:
 def build_library(variant: Variant, dtype: str, quantization: str | None = None, *, sanitize: bool = False) -> Path:
     """The library of `variant` for `dtype` (float32 or bfloat16), compiled now unless it is in the cache.
 
-    `quantization`: the format of the packed weights where it is not `dtype`; int8 is the only one.
+    `quantization`: the format of the packed weights where it is not `dtype`; int8 or int4.
 
     Raises BuildFailed when there is no compiler, it fails, or the cache folder cannot be written.
     """

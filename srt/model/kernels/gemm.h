@@ -23,15 +23,23 @@ constexpr int NR = 2 * VW;
 // Activations that should stay in the second-level cache while the panels go by.
 constexpr int ACTIVATION_BYTES = 384 * 1024;
 
-// Packed weights: `panels` panels of `steps` words by NR columns.
+// Rows of NR words that a panel holds for `steps` words of activations.  I4: for each span (see int4.h) one row of
+// scales and minima, and half as many rows of weights as it has words.
+template <class W>
+constexpr int stored_rows(int steps) {
+    return std::is_same<W, I4>::value ? steps / I4::SPAN_WORDS * (1 + I4::SPAN_WORDS / 2) : steps;
+}
+
+// Packed weights: `panels` panels of `stored` words by NR columns, to be multiplied with rows of `steps` words.
 struct Matrix {
     uint32_t *words = nullptr;
     int steps = 0;
+    int stored = 0;
     int panels = 0;
     std::vector<float> scale;  // of each column, for I8 alone: what a sum is to be multiplied with
 
-    const uint32_t *panel(int p) const { return words + size_t(p) * steps * NR; }
-    size_t size() const { return size_t(panels) * steps * NR; }
+    uint32_t *panel(int p) const { return words + size_t(p) * stored * NR; }
+    size_t size() const { return size_t(panels) * stored * NR; }
 };
 
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
@@ -72,12 +80,52 @@ SAPWOOD_INLINE void multiply_words(typename W::sum (&sum)[ROWS][2], const uint32
     accumulate<W, ROWS>(sum, a + k, lda, panel + ptrdiff_t(k) * NR, panel + ptrdiff_t(k) * NR + VW, NR, steps - k);
 }
 
+// The same for I4: each span is a sum of whole numbers, scaled and added to what is there.
+template <int ROWS>
+SAPWOOD_INLINE void multiply_spans(const Activations &a, const uint32_t *panel, int steps, float *c, ptrdiff_t ldc,
+                                   bool go_on, Lookahead &ahead) {
+    const vu low = splat_word(0x0f0f0f0fu);
+    for (int k = 0; k < steps; k += I4::SPAN_WORDS) {
+        ahead.advance();
+        const vu scales[2] = {load<vu>(panel), load<vu>(panel + VW)};
+        panel += NR;
+        vi sum[ROWS][2] = {};
+        for (int w = 0; w < I4::SPAN_WORDS; w += 2, panel += NR) {
+            const vu b0 = load<vu>(panel), b1 = load<vu>(panel + VW);
+            const vu b[2][2] = {{b0 & low, b1 & low}, {(b0 >> 4) & low, (b1 >> 4) & low}};
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; ++r) {
+                    const vu x = splat_word(a.words[r * a.stride + k + w + half]);
+                    sum[r][0] = I4::dot(sum[r][0], b[half][0], x);
+                    sum[r][1] = I4::dot(sum[r][1], b[half][1], x);
+                }
+        }
+        const int span = k / I4::SPAN_WORDS, spans = I4::GROUP / I4::SPAN_WORDS;
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) {
+            const GroupScale &group = a.groups[r * a.group_stride + span / spans];
+            const vf scale = splat(group.scale), whole = splat(group.sums[span % spans]);
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; ++j) {
+                float *to = c + r * ldc + j * VW;
+                const vf before = go_on || k ? load<vf>(to) : vf{};
+                const vf step = (vf)(scales[j] << 16), least = (vf)(scales[j] & 0xffff0000u);
+                store(to, fma(__builtin_convertvector(sum[r][j], vf) * step, scale, fma(least, whole, before)));
+            }
+        }
+    }
+}
+
 // c[r] = (what is there, where go_on) + row r of `a` times `steps` words of a panel.
 template <class W, int ROWS>
 void multiply_rows(const Activations &a, const uint32_t *panel, int steps, float *c, ptrdiff_t ldc, bool go_on,
                    Lookahead &ahead) {
     typename W::sum sum[ROWS][2];
-    if constexpr (std::is_same<W, I8>::value) {
+    if constexpr (std::is_same<W, I4>::value) {
+        multiply_spans<ROWS>(a, panel, steps, c, ldc, go_on, ahead);
+    } else if constexpr (std::is_same<W, I8>::value) {
         for (int k = 0, group = 0; k < steps; k += W::GROUP, ++group) {
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; ++r)
@@ -141,10 +189,12 @@ void multiply_panel(const Activations &a, int rows, const Matrix &m, int panel, 
     const int most = round_up((m.steps + pieces - 1) / pieces, W::GROUP);
     for (int k = 0; k < m.steps; k += most) {
         const int n = std::min(most, m.steps - k);
-        const uint32_t *words = m.panel(panel) + ptrdiff_t(k) * NR;
-        const char *next = reinterpret_cast<const char *>(words + ptrdiff_t(n) * NR);
-        const int lines_of_four_steps = 4 * NR * int(sizeof(uint32_t)) / 64;
-        Lookahead ahead{next, next + size_t(n) * NR * sizeof(uint32_t), (lines_of_four_steps + blocks - 1) / blocks};
+        const uint32_t *words = m.panel(panel) + ptrdiff_t(stored_rows<W>(k)) * NR;
+        const ptrdiff_t bytes = ptrdiff_t(stored_rows<W>(n)) * NR * sizeof(uint32_t);
+        const char *next = reinterpret_cast<const char *>(words) + bytes;
+        const int rows_at_a_time = std::is_same<W, I4>::value ? stored_rows<W>(I4::SPAN_WORDS) : 4;
+        const int lines = rows_at_a_time * NR * int(sizeof(uint32_t)) / 64;
+        Lookahead ahead{next, next + bytes, (lines + blocks - 1) / blocks};
         each_row_block(rows, [&](int row, int count) {
             with_rows(count, [&](auto fixed) {
                 multiply_rows<W, decltype(fixed)::value>(a.from(row, k, W::GROUP), words, n, c + row * ldc, ldc, k > 0,
@@ -194,7 +244,7 @@ void quantize_panel(const typename T::elem *const (&rows)[NR], int n, int group,
             for (int j = 0; j < group; ++j)
                 bytes[to + j] = uint8_t(int(std::nearbyint(T::get(rows[c][i + j]) * scale)) + I8::OFFSET);
         m.scale[size_t(panel) * NR + c] = most / float(I8::MOST);
-        uint32_t *words = m.words + size_t(panel) * m.steps * NR;
+        uint32_t *words = m.panel(panel);
         for (int k = 0; k < m.steps; ++k) words[size_t(k) * NR + c] = row[k];
     }
 }

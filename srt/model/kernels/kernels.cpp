@@ -1,6 +1,6 @@
 // The C interface of the kernels, as srt/model/native.py calls it.  Nothing here throws: a failure is a null or -1.
 //
-// Compiled once for each pair of formats: FORMAT (BF16 or F32) of activations and KV, WEIGHTS (the same, or I8).
+// Compiled once for each pair of formats: FORMAT (BF16 or F32) of activations and KV, WEIGHTS (the same, I8 or I4).
 #include "model.h"
 
 using namespace sapwood;

@@ -12,7 +12,7 @@ namespace sapwood {
 // The parts of a step whose time is kept.
 enum Phase { PREPARE, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN_PHASE, HEAD_PHASE, PHASES };
 
-// T: the number format of activations and KV.  W: that of the packed weights, T or I8.
+// T: the number format of activations and KV.  W: that of the packed weights, T, I8 or I4.
 template <class T, class W>
 class ModelOf {
     typedef typename T::elem elem;
@@ -200,7 +200,7 @@ class ModelOf {
 
     // For every group of `wide` panels and every chunk of rows: the product, then
     // finish(first row, rows, group, product, worker).
-    template <class F>
+    template <class M, class F>
     void multiply(const Activations &a, int rows, const Matrix &m, int wide, const F &finish) {
         if (rows == 0) return;
         const int chunk = rows_of_unit(rows, m.steps), chunks = (rows + chunk - 1) / chunk, groups = m.panels / wide;
@@ -210,7 +210,7 @@ class ModelOf {
             auto &product = scratch_[worker].product;
             if (product.size() < size_t(count) * columns) product.resize(size_t(count) * columns);
             for (int p = 0; p < wide; ++p)
-                multiply_panel<W>(a.from(first, 0, W::GROUP), count, m, group * wide + p, product.data() + p * NR,
+                multiply_panel<M>(a.from(first, 0, M::GROUP), count, m, group * wide + p, product.data() + p * NR,
                                   columns);
             finish(first, count, group, product.data(), worker);
         });
@@ -219,7 +219,7 @@ class ModelOf {
     void project_qkv(const StepArrays &step, int layer) {
         const Layer &at = weights_.layers[layer];
         const int wide = weights_.head_panels * NR;
-        multiply(normed(), step.tokens, at.qkv, weights_.head_panels,
+        multiply<W>(normed(), step.tokens, at.qkv, weights_.head_panels,
                  [&](int first, int count, int head, float *product, int worker) {
                      auto &elems = scratch_[worker].head;
                      elems.resize(dim_);
@@ -305,7 +305,7 @@ class ModelOf {
 
     // x += a times m (+ bias)
     void add_product(const Activations &a, const Matrix &m, const std::vector<float> &bias, int rows) {
-        multiply(a, rows, m, 1, [&](int first, int count, int panel, const float *product, int) {
+        multiply<W>(a, rows, m, 1, [&](int first, int count, int panel, const float *product, int) {
             for (int r = 0; r < count; ++r) {
                 float *to = x_ + size_t(first + r) * hidden_ + panel * NR;
                 for (int j = 0; j < NR; j += VW) {
@@ -319,7 +319,7 @@ class ModelOf {
 
     // middle_ = SiLU(gate) * up: a panel holds VW columns of gate and the same of up.
     void gate_up(const Layer &layer, int rows) {
-        multiply(normed(), rows, layer.gate_up, 1,
+        multiply<W>(normed(), rows, layer.gate_up, 1,
                  [&](int first, int count, int panel, const float *product, int) {
                      for (int r = 0; r < count; ++r) {
                          vf gate = load<vf>(product + r * NR), up = load<vf>(product + r * NR + VW);
@@ -334,7 +334,7 @@ class ModelOf {
     }
 
     void head(const Activations &hidden, int rows, float *out) {
-        multiply(hidden, rows, weights_.head, 1,
+        multiply<typename Weights<T, W>::H>(hidden, rows, weights_.head, 1,
                  [&](int first, int count, int panel, const float *product, int) {
                      const int n = std::min(NR, s_.vocab - panel * NR);
                      for (int r = 0; r < count; ++r)

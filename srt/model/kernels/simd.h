@@ -6,6 +6,7 @@
 // depend on how the compiler happened to unroll the loop around it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -221,14 +222,38 @@ struct I8 {
     }
 };
 
-// What a group of quantized activations is to be multiplied with, and what the offset of the weights adds to its sums.
+// Weights in 4 bits, in spans of SPAN along the summed dimension that have a scale and a minimum of their own: a weight
+// is minimum + scale * q, 0 <= q <= MOST.  Activations are those of I8.
+struct I4 {
+    typedef vi sum;
+    static constexpr int PER_WORD = 4, BLOCK_WORDS = 512, GROUP = I8::GROUP, SPAN = 32, MOST = 15;
+    static constexpr int SPAN_WORDS = SPAN / PER_WORD;
+    // Bytes of at most MOST times signed bytes: two such products fit in 16 bits.
+    static SAPWOOD_INLINE vi dot(vi sum, vu b, vu a) {
+#if defined(__AVX512VNNI__)
+        return I8::dot(sum, b, a);
+#elif defined(__AVX512BW__)
+        const __m512i pairs = _mm512_maddubs_epi16((__m512i)b, (__m512i)a);
+        return sum + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)b, (__m256i)a);
+        return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+        return I8::dot(sum, b, a);
+#endif
+    }
+};
+
+// A group of quantized activations: what its sums are to be multiplied with, what the offset of I8 adds to them, and
+// the sums of the activations themselves, scaled, over each stretch of I4::SPAN.
 struct GroupScale {
     float scale;
     int32_t excess;
+    float sums[4];
 };
 
-// A row of n elements (a multiple of VW) to bytes for I8, each group with a scale of its own; the scale is not a number
-// where an element is not finite, so that this is not lost.
+// A row of n elements (a multiple of VW) to bytes for I8 and I4, each group with a scale of its own; the scale is not a
+// number where an element is not finite, so that this is not lost.
 template <class T>
 void quantize_row(const typename T::elem *from, int n, int8_t *to, GroupScale *groups) {
     const vf magic = splat(12582912.0f);  // as in exp2v()
@@ -242,15 +267,20 @@ void quantize_row(const typename T::elem *from, int n, int8_t *to, GroupScale *g
         }
         const float greatest = max_lanes(most);
         const vf scale = splat(greatest > 0.0f ? float(I8::MOST) / greatest : 0.0f);
-        vu sum{};
-        for (int i = begin; i < end; i += VW) {
-            const vu near = (vu)fma(T::take(from + i), scale, magic) - (vu)magic;
-            store(to + i, __builtin_convertvector(near, vb));
-            sum += near;
-        }
-        uint32_t total = 0;
-        for (int lane = 0; lane < VW; ++lane) total += sum[lane];
         groups->scale = greatest / float(I8::MOST) + sum_lanes(poison);
+        uint32_t total = 0;
+        for (int span = 0, i = begin; span < I8::GROUP * I8::PER_WORD / I4::SPAN; ++span) {
+            vu sum{};
+            for (const int stop = std::min(end, begin + (span + 1) * I4::SPAN); i < stop; i += VW) {
+                const vu near = (vu)fma(T::take(from + i), scale, magic) - (vu)magic;
+                store(to + i, __builtin_convertvector(near, vb));
+                sum += near;
+            }
+            uint32_t here = 0;
+            for (int lane = 0; lane < VW; ++lane) here += sum[lane];
+            groups->sums[span] = float(int32_t(here)) * groups->scale;
+            total += here;
+        }
         groups->excess = int32_t(total * uint32_t(I8::OFFSET));
     }
 }

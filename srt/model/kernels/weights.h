@@ -1,7 +1,7 @@
 // A model's weights as the products take them: packed, in one stretch of memory, in the order of use.
 #pragma once
 
-#include "gemm.h"
+#include "int4.h"
 #include "memory.h"
 #include "pages.h"
 #include "threads.h"
@@ -27,7 +27,8 @@ enum Vector : int32_t {
 
 constexpr int row_below(int c, int n) { return c < n ? c : -1; }
 
-// T: the number format that the weights come in.  W: that of the packed ones, T or I8.
+// T: the number format that the weights come in.  W: that of the packed ones, T, I8 or I4.  H: that of the head's, W or
+// I8: logits suffer more from 4 bits than all layers together.
 //
 // Columns of Q, K and V go head by head, each head in panels of its own; a panel of gate and up holds VW columns of the
 // one and the same VW of the other.
@@ -37,6 +38,8 @@ class Weights {
     static constexpr bool QUANTIZED = !std::is_same<T, W>::value;
 
   public:
+    typedef std::conditional_t<std::is_same<W, I4>::value, I8, W> H;
+
     struct Layer {
         Matrix qkv, o, gate_up, down;
         std::vector<float> attention_norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
@@ -66,14 +69,15 @@ class Weights {
             case K: return pack_heads(at->qkv, s_.heads, s_.kv_heads, from);
             case V: return pack_heads(at->qkv, s_.heads + s_.kv_heads, s_.kv_heads, from);
             case O:
-                return pack(at->o, from, s_.heads * d, d, dim, [&](int c) { return row_below(c, s_.hidden); });
+                return pack<W>(at->o, from, s_.heads * d, d, dim, [&](int c) { return row_below(c, s_.hidden); });
             case GATE: return pack_half(at->gate_up, 0, from);
             case UP: return pack_half(at->gate_up, 1, from);
             case DOWN:
-                return pack(at->down, from, s_.intermediate, s_.intermediate, s_.intermediate,
+                return pack<W>(at->down, from, s_.intermediate, s_.intermediate, s_.intermediate,
                             [&](int c) { return row_below(c, s_.hidden); });
             case HEAD:
-                return pack(head, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) { return row_below(c, s_.vocab); });
+                return pack<H>(head, from, s_.hidden, s_.hidden, s_.hidden,
+                               [&](int c) { return row_below(c, s_.vocab); });
         }
     }
 
@@ -114,25 +118,28 @@ class Weights {
     int all_heads() const { return s_.heads + 2 * s_.kv_heads; }
 
     void lay_out() {
-        const auto shape = [](int k, int columns) {
+        const auto shape = [](auto format, int k, int columns) {
+            typedef decltype(format) F;
             Matrix m;
-            m.steps = (k + W::PER_WORD - 1) / W::PER_WORD;
+            m.steps = (k + F::PER_WORD - 1) / F::PER_WORD;
+            if (std::is_same<F, I4>::value) m.steps = round_up(m.steps, I4::SPAN_WORDS);
+            m.stored = stored_rows<F>(m.steps);
             m.panels = (columns + NR - 1) / NR;
             return m;
         };
         std::vector<Matrix *> all;
         for (auto &layer : layers) {
-            layer.qkv = shape(s_.hidden, all_heads() * head_panels * NR);
-            layer.o = shape(s_.heads * dim, s_.hidden);
-            layer.gate_up = shape(s_.hidden, 2 * round_up(s_.intermediate, VW));
-            layer.down = shape(s_.intermediate, s_.hidden);
+            layer.qkv = shape(W{}, s_.hidden, all_heads() * head_panels * NR);
+            layer.o = shape(W{}, s_.heads * dim, s_.hidden);
+            layer.gate_up = shape(W{}, s_.hidden, 2 * round_up(s_.intermediate, VW));
+            layer.down = shape(W{}, s_.intermediate, s_.hidden);
             for (Matrix *m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) all.push_back(m);
             layer.attention_norm.resize(hidden);
             layer.mlp_norm.resize(hidden);
             layer.q_norm.resize(dim);
             layer.k_norm.resize(dim);
         }
-        head = shape(s_.hidden, s_.vocab);
+        head = shape(H{}, s_.hidden, s_.vocab);
         all.push_back(&head);
         size_t size = 0;
         for (const Matrix *m : all) size += m->size();
@@ -145,31 +152,33 @@ class Weights {
         }
     }
 
-    template <class F>
-    void pack(Matrix &m, const elem *from, int k, int group, int spread, const F &row_of) {
+    template <class F, class R>
+    void pack(Matrix &m, const elem *from, int k, int group, int spread, const R &row_of) {
         pool_.each(m.panels, [&](int p, int) {
             const elem *rows[NR];
             for (int c = 0; c < NR; ++c) {
                 const int row = row_of(p * NR + c);
                 rows[c] = row < 0 ? nullptr : from + size_t(row) * k;
             }
-            if constexpr (QUANTIZED)
+            if constexpr (std::is_same<F, I4>::value)
+                quantize_panel_spans<T>(rows, k, group, spread, m, p);
+            else if constexpr (std::is_same<F, I8>::value)
                 quantize_panel<T>(rows, k, group, spread, m, p);
             else
-                pack_panel<T>(rows, k, group, spread, m.steps, m.words + size_t(p) * m.steps * NR);
+                pack_panel<T>(rows, k, group, spread, m.steps, m.panel(p));
         });
     }
 
     void pack_heads(Matrix &m, int first, int count, const elem *from) {
         const int wide = head_panels * NR, d = s_.head_dim;
-        pack(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
+        pack<W>(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
             const int h = c / wide - first, i = c % wide;
             return h >= 0 && h < count && i < d ? h * d + i : -1;
         });
     }
 
     void pack_half(Matrix &m, int half, const elem *from) {
-        pack(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
+        pack<W>(m, from, s_.hidden, s_.hidden, s_.hidden, [&](int c) {
             const int i = c / NR * VW + c % VW;
             return c % NR / VW == half && i < s_.intermediate ? i : -1;
         });
