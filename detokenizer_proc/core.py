@@ -64,6 +64,8 @@ class DetokenizerCore:
         """The text to send to the front, and the stop strings found, for the scheduler."""
         texts: list[TextDelta] = []
         stops: list[StopFound] = []
+        for place, rid in enumerate(output.rids):
+            self._take(TokenDelta(rid, output.ids[4 * place : 4 * place + 4]), texts, stops)
         for delta in output.deltas:
             self._take(delta, texts, stops)
         return TextOutput(tuple(texts)), stops

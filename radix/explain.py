@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nlargest
+from operator import attrgetter
 from typing import NamedTuple
 
 from radix.node import TOKEN_BYTES, Node
@@ -26,7 +27,7 @@ def following(root: Node, tokens: bytes, page_size: int, count: int) -> tuple[in
     else:
         known = b""
     while len(known) < count * TOKEN_BYTES and node.children:
-        node = max(node.children.values(), key=lambda child: child.tick)
+        node = max(node.children.values(), key=attrgetter("tick"))
         known += node.key
     return matched, known[: count * TOKEN_BYTES]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,96 +22,131 @@ class Row:
     samples: bool
 
 
-def build_plan(
-    step: int,
-    page_size: int,
-    rows: list[Row],
-    copies: list[Copy],
-    opened: list[SlotOpen],
-    closed: list[int],
-) -> Plan:
-    """The plan of a step; its arrays are copies, so that later changes of the requests cannot reach it."""
-    # One number for a row that computes one token, an array for a longer one: np.concatenate wants arrays, and making
-    # one for each decode row would cost more than everything else here.
-    token_ids, positions, out_slots = _Column(), _Column(), _Column()
-    kv_indices = []
-    qo_indptr, kv_indptr, last_page_len = [0], [0], []
-    logprob_from, logprob_next = [], []
-    for row in rows:
-        request, start, end = row.request, row.start, row.end
-        num_pages = -(-end // page_size)
-        pages = request.table.pages[:num_pages]
-        if end - start == 1:
-            assert request.slot is not None
-            token_ids.add(request.tokens[start] if end <= request.known else -(request.slot + 1))
-            positions.add(start)
-            out_slots.add(int(pages[-1]) * page_size + start % page_size)
+class Batch:
+    """What one step computes: one more token for each of `decoding`, in that order, and behind them `rows`.
+
+    Nearly every row of a busy server belongs to a request whose status is DECODING, computes the last token there is
+    and samples the next.  That is all that is to be said of such a row, so nothing is made for it.
+    """
+
+    __slots__ = ("decode_rows", "decoding", "prefill_tokens", "rows")
+
+    def __init__(self, decoding: list[Request], rows: list[Row]) -> None:
+        self.decoding = decoding
+        self.rows = rows
+        # Rows of one token, and the tokens of the others.
+        self.decode_rows = len(decoding)
+        self.prefill_tokens = 0
+        for row in rows:
+            self._count(row)
+
+    def add(self, row: Row) -> None:
+        """One more row."""
+        self.rows.append(row)
+        self._count(row)
+
+    def _count(self, row: Row) -> None:
+        if row.end - row.start == 1:
+            self.decode_rows += 1
         else:
-            position = np.arange(start, end, dtype=np.int32)
-            token_ids.add_array(_row_ids(row))
-            positions.add_array(position)
-            out_slots.add_array(pages[position // page_size] * page_size + position % page_size)
-        kv_indices.append(pages)
-        qo_indptr.append(qo_indptr[-1] + end - start)
-        kv_indptr.append(kv_indptr[-1] + num_pages)
-        last_page_len.append((end - 1) % page_size + 1)
-        first, following = _prompt_logprob_range(row)
-        logprob_from.append(first)
-        logprob_next.append(following)
+            self.prefill_tokens += row.end - row.start
+
+    def __len__(self) -> int:
+        return len(self.decoding) + len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all rows."""
+        return self.decode_rows + self.prefill_tokens
+
+    def launched(self) -> None:
+        """The step is on its way: its tokens are planned, and what it samples is promised."""
+        for request in self.decoding:
+            request.planned += 1
+            request.promised += 1
+        for row in self.rows:
+            row.request.planned = row.end
+            row.request.promised += row.samples
+
+
+def build_plan(
+    step: int, page_size: int, batch: Batch, copies: list[Copy], opened: list[SlotOpen], closed: list[int]
+) -> Plan:
+    """The plan of a step; its arrays are copies, so that later changes of the requests cannot reach it.
+
+    Whatever can be computed for all rows at once is: with hundreds of rows, what is done for each of them is what a
+    plan costs.
+    """
+    decoding, rows = batch.decoding, batch.rows
+    requests = decoding + [row.request for row in rows]
+    starts = np.array([r.planned for r in decoding] + [row.start for row in rows], dtype=np.int32)
+    ends = starts + np.int32(1)
+    ends[len(decoding) :] = [row.end for row in rows]
+    num_pages = (ends + np.int32(page_size - 1)) // np.int32(page_size)
+    qo_indptr, kv_indptr = _indptr(ends - starts), _indptr(num_pages)
+    kv_indices: Int32Array = np.concatenate(
+        [request.table.first(count) for request, count in zip(requests, num_pages.tolist(), strict=True)]
+    )
+    if batch.num_tokens == len(requests):
+        positions, first_page = starts, kv_indptr[:-1]
+    else:
+        row_of = np.repeat(np.arange(len(requests)), ends - starts)
+        positions = np.arange(batch.num_tokens, dtype=np.int32) - (qo_indptr[:-1] - starts)[row_of]
+        first_page = kv_indptr[row_of]
+    samples = np.ones(len(requests), dtype=np.bool_)
+    samples[len(decoding) :] = [row.samples for row in rows]
+    prompt_logprobs, prompt_next = _prompt_logprobs(len(decoding), rows)
     return Plan(
         step=step,
         page_size=page_size,
-        slots=np.array([row.request.slot for row in rows], dtype=np.int32),
-        token_ids=token_ids.array(),
-        positions=positions.array(),
-        out_slots=out_slots.array(),
-        qo_indptr=np.array(qo_indptr, dtype=np.int32),
-        kv_indptr=np.array(kv_indptr, dtype=np.int32),
-        kv_indices=np.concatenate(kv_indices),
-        kv_last_page_len=np.array(last_page_len, dtype=np.int32),
-        samples=np.array([row.samples for row in rows], dtype=np.bool_),
+        slots=np.array([request.slot for request in requests], dtype=np.int32),
+        token_ids=_token_ids(batch),
+        positions=positions,
+        out_slots=kv_indices[first_page + positions // page_size] * np.int32(page_size) + positions % page_size,
+        qo_indptr=qo_indptr,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        kv_last_page_len=ends - (num_pages - 1) * page_size,
+        samples=samples,
         copies=np.array(copies, dtype=np.int32).reshape(-1, 3),
-        prompt_logprobs=np.array(logprob_from, dtype=np.int32),
-        prompt_next=np.array(logprob_next, dtype=np.int32),
+        prompt_logprobs=prompt_logprobs,
+        prompt_next=prompt_next,
         opened=tuple(opened),
         closed=tuple(closed),
     )
 
 
-class _Column:
-    """An int32 array in the making, from numbers and arrays in order."""
-
-    __slots__ = ("_arrays", "_numbers")
-
-    def __init__(self) -> None:
-        self._arrays: list[Int32Array] = []
-        self._numbers: list[int] = []
-
-    def add(self, number: int) -> None:
-        self._numbers.append(number)
-
-    def add_array(self, array: Int32Array) -> None:
-        self._flush()
-        self._arrays.append(array)
-
-    def array(self) -> Int32Array:
-        self._flush()
-        return np.concatenate(self._arrays)
-
-    def _flush(self) -> None:
-        if self._numbers:
-            self._arrays.append(np.array(self._numbers, dtype=np.int32))
-            self._numbers = []
+def _indptr(counts: Int32Array) -> Int32Array:
+    """Where each row begins, and where the last ends."""
+    indptr = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=indptr[1:])
+    return indptr
 
 
-def _row_ids(row: Row) -> Int32Array:
-    request = row.request
-    ids = np.array(request.tokens[row.start : row.end], dtype=np.int32)
-    if row.end > request.known:
-        # The last token of the row was sampled by a step in flight: the executor knows it by its slot.
-        assert request.slot is not None
-        ids = np.append(ids, np.int32(-(request.slot + 1)))
-    return ids
+def _promise(request: Request) -> int:
+    """What stands for a token that a step in flight samples: the executor knows it by its slot."""
+    assert request.slot is not None
+    return -(request.slot + 1)
+
+
+def _token_ids(batch: Batch) -> Int32Array:
+    ids = array("i", [_promise(r) if r.promised else r.tokens[-1] for r in batch.decoding])
+    for row in batch.rows:
+        tokens = row.request.tokens
+        ids += tokens[row.start : row.end]
+        if row.end > len(tokens):
+            ids.append(_promise(row.request))
+    return np.frombuffer(ids, dtype=np.int32)
+
+
+def _prompt_logprobs(decoding: int, rows: list[Row]) -> tuple[Int32Array, Int32Array]:
+    """`prompt_logprobs` and `prompt_next` of all rows; those that decode have left the prompt behind."""
+    first = np.full(decoding + len(rows), -1, dtype=np.int32)
+    following = first.copy()
+    for index, row in enumerate(rows, decoding):
+        if row.request.message.prompt_logprobs_from is not None:
+            first[index], following[index] = _prompt_logprob_range(row)
+    return first, following
 
 
 def _prompt_logprob_range(row: Row) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radix import PagePool, RadixTree
-from scheduler.batch import Row, build_plan
-from scheduler.events import Event, add_prompt_logprobs, token_delta, token_logprob
+from scheduler.batch import Batch, Row, build_plan
+from scheduler.events import Event, Outgoing, add_prompt_logprobs, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
 from scheduler.limits import Deadlines, Limits, does_not_fit, queue_is_full, tenant_is_over
@@ -27,11 +27,12 @@ from scheduler.pace import Pace
 from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
+from scheduler.slots import Slots
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.waiting import WaitingQueue
 from srt.messages import Abort, Finish, Generate, Rejected, SchedulerStats, StopFound
-from srt.plan import Plan, RowLogprobs, SlotOpen, StepResult
+from srt.plan import Plan, StepResult
 
 # Aborts of unknown requests that are remembered, since an abort may overtake its request.
 REMEMBERED_ABORTS = 4096
@@ -42,7 +43,7 @@ class InFlight:
     """A launched step: its rows as they were then."""
 
     step: int
-    rows: list[Row]
+    batch: Batch
 
 
 class Scheduler:
@@ -62,8 +63,7 @@ class Scheduler:
         preemption: Literal["auto", "recompute", "swap"] = "auto",
     ) -> None:
         self.limits = limits
-        # Output tokens that are sent together; the first goes at once.
-        self.stream_interval = stream_interval
+        self._outgoing = Outgoing(stream_interval)
         self.holdings = Holdings(pool, tree, use_cache, tier, swap)
         self.preemption = preemption
         self.growth = GrowthEstimate()
@@ -77,10 +77,7 @@ class Scheduler:
         # In order of admission.
         self._running: list[Request] = []
         self._in_flight: deque[InFlight] = deque()
-        self._free_slots = list(range(limits.max_running_requests - 1, -1, -1))
-        self._opened: list[SlotOpen] = []
-        self._closed: list[int] = []
-        self._events: list[Event] = []
+        self._slots = Slots(limits.max_running_requests)
         self._deadlines = Deadlines()
         self._early_aborts: OrderedDict[str, None] = OrderedDict()
         self._next_step = 0
@@ -105,11 +102,7 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order; a request's last event has its finish."""
-        for request in self._running:
-            if len(request.unsent) >= (self.stream_interval if request.opened else 1):
-                self._events.append(token_delta(request))
-        events, self._events = self._events, []
-        return events
+        return self._outgoing.take()
 
     def stats(self, now: float) -> SchedulerStats:
         """Gauges of this moment and totals since the start."""
@@ -152,7 +145,7 @@ class Scheduler:
         room = min(self.limits.context_length, self.holdings.pool.num_pages * self.holdings.page_size + 1)
         rejection = self._why_not(message, prompt_tokens, room)
         if rejection is not None:
-            self._events.append(rejection)
+            self._outgoing.rejected(rejection)
             return
         # The last sampled token needs no slot in the pool, hence the one more above.
         most = room - prompt_tokens
@@ -192,7 +185,7 @@ class Scheduler:
     def _refuse(self, request: Request, rejected: Rejected) -> None:
         """End a request that has never been admitted; nobody has heard of it yet."""
         self._end(request, Status.FAILED, None, 0)
-        self._events.append(rejected)
+        self._outgoing.rejected(rejected)
 
     def _expire(self, now: float) -> None:
         """End those whose time is up, and refuse those that have waited too long for their first admission."""
@@ -235,45 +228,67 @@ class Scheduler:
         self.holdings.tier.poll(now)
         self._expire(now)
         retractions = self.totals.retractions
-        rows = self._continue_running()
-        if rows is None:
+        batch = self._continue_running()
+        if batch is None:
             return None
         copies: list[Copy] = []
         if self.totals.retractions == retractions:
-            copies = self._admit_waiting(rows, now)
-        if not rows:
+            copies = self._admit_waiting(batch, now)
+        if not batch:
             return None
         step, self._next_step = self._next_step, self._next_step + 1
-        plan = build_plan(step, self.holdings.page_size, rows, copies, self._opened, self._closed)
-        self._opened, self._closed = [], []
-        for row in rows:
-            row.request.planned = row.end
-            row.request.promised += row.samples
-        self._in_flight.append(InFlight(step, rows))
+        plan = build_plan(step, self.holdings.page_size, batch, copies, *self._slots.changes())
+        batch.launched()
+        self._in_flight.append(InFlight(step, batch))
         return plan
 
-    def _continue_running(self) -> list[Row] | None:
-        """Rows of running requests, those that sample with one token first.  None: wait for the step in flight."""
-        budget = self.limits.max_step_tokens
-        chosen: list[tuple[Request, int]] = []
-        wanting = [(request, request.to_plan) for request in self._running]
-        decoding = [pair for pair in wanting if pair[1] == 1]
-        share = self._prefill_share(len(decoding))
-        for request, left in decoding + [pair for pair in wanting if pair[1] > 1]:
+    def _continue_running(self) -> Batch | None:
+        """Running requests, those that sample with one token first.  None: wait for the step in flight."""
+        page_size = self.holdings.page_size
+        decoding, others = self._wanting()
+        del decoding[self.limits.max_step_tokens :]
+        stuck: list[Request] = []
+        for request in decoding:
+            # Most have room in their last page.
+            end = request.planned + 1
+            if end > request.table.num_pages * page_size and not self._grows(request, end):
+                if self._in_flight:
+                    return None
+                stuck.append(request)
+        budget = self.limits.max_step_tokens - len(decoding) + len(stuck)
+        share = self._prefill_share(len(decoding) + sum(left == 1 for _, left in others))
+        rows: list[Row] = []
+        for request, left in sorted(others, key=lambda pair: pair[1] > 1):
             num_tokens = min(left, budget) if left == 1 else min(left, budget, share)
             if num_tokens == 0:
                 break
-            # Whoever was retracted to make room for one before it is not there any more.
-            if request.slot is None:
-                continue
-            if not self._make_room(request, request.planned + num_tokens):
+            if not self._grows(request, request.planned + num_tokens):
                 if self._in_flight:
                     return None
                 continue
             budget -= num_tokens
             share -= num_tokens if left > 1 else 0
-            chosen.append((request, num_tokens))
-        return [self._row(request, count) for request, count in chosen if request.slot is not None]
+            rows.append(self._row(request, num_tokens))
+        # Some may have been retracted to make room for others behind them.
+        return Batch(
+            [r for r in decoding if r.slot is not None and r not in stuck],
+            [row for row in rows if row.request.slot is not None],
+        )
+
+    def _wanting(self) -> tuple[list[Request], list[tuple[Request, int]]]:
+        """Running requests that decode, and the others with the tokens that they could compute."""
+        decoding: list[Request] = []
+        others: list[tuple[Request, int]] = []
+        for request in self._running:
+            # This is `request.to_plan`, written out: it is asked of every request in every step.
+            known = len(request.tokens) + request.promised
+            if request.promised and known >= request.end_at:
+                continue
+            if request.status is Status.DECODING:
+                decoding.append(request)
+            elif known > request.planned:
+                others.append((request, known - request.planned))
+        return decoding, others
 
     def _prefill_share(self, decode_rows: int) -> int:
         return self.pace.prefill_tokens(decode_rows, self.limits.max_step_tokens, self.holdings.page_size)
@@ -282,6 +297,10 @@ class Scheduler:
         end = request.planned + num_tokens
         samples = end == request.known + request.promised and request.max_new_tokens > 0
         return Row(request, request.planned, end, samples)
+
+    def _grows(self, request: Request, num_tokens: int) -> bool:
+        """Make room, but for one that was retracted to make room for others before it."""
+        return request.slot is not None and self._make_room(request, num_tokens)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's table, retracting others, or itself, when the pool is dry and nothing is in flight."""
@@ -308,7 +327,7 @@ class Scheduler:
         self.totals.retractions += 1
         self.growth.retracted()
         self._running.remove(request)
-        self._give_slot_back(request)
+        self._slots.give_back(request)
         if self._swap_pays(request) and self.holdings.swap_out(request):
             self.totals.swaps += 1
         self.holdings.release(request, request.computed, None)
@@ -328,20 +347,21 @@ class Scheduler:
 
     # ---- admission -----------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, rows: list[Row], now: float) -> list[Copy]:
-        """Admit in the policy's order while budgets last; appends the first rows of those admitted."""
+    def _admit_waiting(self, batch: Batch, now: float) -> list[Copy]:
+        """Admit in the policy's order while budgets last; adds the first rows of those admitted."""
         copies: list[Copy] = []
-        used = sum(row.end - row.start for row in rows)
-        decode_rows = sum(row.end - row.start == 1 for row in rows)
-        share = self._prefill_share(decode_rows) - (used - decode_rows)
-        budget = min(self.limits.max_step_tokens - used, share)
-        if not self._waiting or budget <= 0 or not self._free_slots:
+        if not self._waiting or not self._slots.any_free:
             return copies
-        reserve = sum(self._still_needed(r) for r in self._running)
+        share = self._prefill_share(batch.decode_rows) - batch.prefill_tokens
+        budget = min(self.limits.max_step_tokens - batch.num_tokens, share)
+        if budget <= 0:
+            return copies
+        reserve = self.growth.pages(self._running, self.holdings.page_size)
+        prefilling = [request for request in self._running if request.status is Status.PREFILLING]
         for request in self._waiting.ordered(now):
-            if budget <= 0 or not self._free_slots:
+            if budget <= 0 or not self._slots.any_free:
                 break
-            if self._waiting.awaits_shared_prefix(request, self._running):
+            if self._waiting.awaits_shared_prefix(request, prefilling):
                 continue
             self._misses.pressure = (f"a request of {request.known} tokens was admitted", request.message.tenant)
             # What runs alone may use the whole pool: its limit was set so that it fits.
@@ -360,22 +380,17 @@ class Scheduler:
             budget -= num_tokens
             self._start(request, now)
             self._waiting.remove(request)
-            rows.append(self._row(request, num_tokens))
-            reserve += self._still_needed(request)
+            batch.add(self._row(request, num_tokens))
+            prefilling.append(request)
+            reserve += self.growth.pages((request,), self.holdings.page_size)
         return copies
-
-    def _still_needed(self, request: Request) -> int:
-        """Pages that a running request will probably still take."""
-        tokens = request.known + request.promised + self.growth.tokens(request, self.holdings.page_size)
-        return max(0, self.holdings.pages_for(tokens) - request.table.num_pages)
 
     def _start(self, request: Request, now: float) -> None:
         request.move_to(Status.PREFILLING)
         if self.holdings.swap is not None:
             self.holdings.swap.drop(request.rid)
-        request.slot = self._free_slots.pop()
+        self._slots.take(request)
         self._running.append(request)
-        self._opened.append(request.slot_open())
         self.totals.prompt_lookups(request)
         self.holdings.tier.admitted(request)
         if request.first_cached is None:
@@ -390,41 +405,67 @@ class Scheduler:
     def commit(self, result: StepResult) -> None:
         """Take in what the oldest step in flight brought."""
         flight = self._take_flight(result.step)
-        self.totals.step(result.seconds, len(flight.rows))
-        decode_rows = sum(row.end - row.start == 1 for row in flight.rows)
-        prefill_tokens = sum(row.end - row.start for row in flight.rows) - decode_rows
-        self.pace.observe(result.seconds, decode_rows, prefill_tokens)
-        self.holdings.tier.observe_step(result.seconds, prefill_tokens)
-        last = self._in_flight[-1].step if self._in_flight else None
-        for index, row in enumerate(flight.rows):
-            request = row.request
-            if request.is_terminal:
-                continue
+        batch = flight.batch
+        self.totals.step(result.seconds, len(batch))
+        self.pace.observe(result.seconds, batch.decode_rows, batch.prefill_tokens)
+        self.holdings.tier.observe_step(result.seconds, batch.prefill_tokens)
+        tokens = result.token_ids.tolist()
+        computed = self._commit_decoding(batch.decoding, tokens, result)
+        for index, row in enumerate(batch.rows, len(batch.decoding)):
             if index in result.errors:
-                finish = Finish("error", message=result.errors[index], status=500)
-                self._end(request, Status.FAILED, finish, 0)
-                continue
-            self.totals.computed_tokens += row.end - row.start
-            self.policy.charge(request, 0, int(row.samples))
-            request.computed = row.end
-            if index in result.prompt_logprobs:
-                add_prompt_logprobs(request, row.start, result.prompt_logprobs[index])
-            in_prompt = min(request.computed, len(request.key) // 4)
-            self.holdings.publish(request, in_prompt, last)
-            if row.samples:
-                request.promised -= 1
-                self._add_token(request, int(result.token_ids[index]), result.logprobs.get(index))
-            elif request.computed >= request.prompt_tokens and request.max_new_tokens == 0:
-                self._end(request, Status.FINISHED, Finish("length"), request.computed)
+                self._fail(row.request, result.errors[index])
+            elif not row.request.is_terminal:
+                computed += row.end - row.start
+                self._commit_row(row, index, tokens[index], result)
+        self.totals.computed_tokens += computed
         self.holdings.settle(flight.step)
+
+    def _commit_decoding(self, requests: list[Request], tokens: list[int], result: StepResult) -> int:
+        """One more token for each of `requests`; returns how many got it.  `tokens`: theirs, and maybe more."""
+        special = {*result.errors, *result.logprobs}
+        computed = 0
+        for index, (request, token) in enumerate(zip(requests, tokens, strict=False)):
+            # The others have ended since.
+            if request.status is not Status.DECODING:
+                continue
+            if index in special:
+                if index in result.errors:
+                    self._fail(request, result.errors[index])
+                    continue
+                request.unsent_logprobs.append(token_logprob(token, result.logprobs[index], 0))
+            request.computed += 1
+            computed += 1
+            self._add_token(request, token)
+        return computed
+
+    def _commit_row(self, row: Row, index: int, token: int, result: StepResult) -> None:
+        request = row.request
+        request.computed = row.end
+        if index in result.prompt_logprobs:
+            add_prompt_logprobs(request, row.start, result.prompt_logprobs[index])
+        in_prompt = min(request.computed, len(request.key) // 4)
+        last = self._in_flight[-1].step if self._in_flight else None
+        self.holdings.publish(request, in_prompt, last)
+        if row.samples:
+            if request.status is Status.PREFILLING:
+                request.move_to(Status.DECODING)
+            if index in result.logprobs:
+                request.unsent_logprobs.append(token_logprob(token, result.logprobs[index], 0))
+            self._add_token(request, token)
+        elif request.computed >= request.prompt_tokens and request.max_new_tokens == 0:
+            self._end(request, Status.FINISHED, Finish("length"), request.computed)
 
     def commit_failure(self, step: int, message: str) -> None:
         """The oldest step in flight failed as a whole: exactly its requests fail."""
         flight = self._take_flight(step)
-        for row in flight.rows:
-            if not row.request.is_terminal:
-                self._end(row.request, Status.FAILED, Finish("error", message=message, status=500), 0)
+        for request in (*flight.batch.decoding, *(row.request for row in flight.batch.rows)):
+            self._fail(request, message)
         self.holdings.settle(step)
+
+    def _fail(self, request: Request, message: str) -> None:
+        """The model could not compute a request's row; nothing happens to one that has ended already."""
+        if not request.is_terminal:
+            self._end(request, Status.FAILED, Finish("error", message=message, status=500), 0)
 
     def _take_flight(self, step: int) -> InFlight:
         flight = self._in_flight.popleft()
@@ -432,22 +473,22 @@ class Scheduler:
             raise ValueError(f"step {step} was committed, step {flight.step} is due")
         return flight
 
-    def _add_token(self, request: Request, token: int, logprobs: RowLogprobs | None) -> None:
-        if request.status is Status.PREFILLING:
-            request.move_to(Status.DECODING)
+    def _add_token(self, request: Request, token: int) -> None:
+        request.promised -= 1
         request.tokens.append(token)
-        request.unsent.append(token)
         self.totals.output_tokens += 1
-        if logprobs is not None:
-            request.unsent_logprobs.append(token_logprob(token, logprobs, 0))
-        finish = None
+        if self.policy.charges_outputs:
+            self.policy.charge(request, 0, 1)
         if token in request.stop_ids:
             finish = Finish("stop", matched=token)
-        elif request.num_outputs >= request.max_new_tokens:
+        elif len(request.tokens) >= request.end_at:
             finish = Finish("length")
-        if finish is not None:
-            self.growth.finished(request.num_outputs)
-            self._end(request, Status.FINISHED, finish, request.computed)
+        else:
+            self._outgoing.token(request, token)
+            return
+        request.unsent.append(token)
+        self.growth.finished(request.num_outputs)
+        self._end(request, Status.FINISHED, finish, request.computed)
 
     # ---- endings -------------------------------------------------------------------------------------------
 
@@ -462,25 +503,17 @@ class Scheduler:
         del self._requests[request.rid]
         if self.holdings.swap is not None:
             self.holdings.swap.drop(request.rid)
-        if finish is not None:
-            self._events.append(token_delta(request))
+        if finish is None:
+            self._outgoing.forget(request)
+        else:
+            self._outgoing.ended(request)
         if was_waiting:
             self._waiting.remove(request)
             return
         self._running.remove(request)
-        self._give_slot_back(request)
+        self._slots.give_back(request)
         in_flight = request.planned > request.computed and bool(self._in_flight)
         self.holdings.release(request, keep_tokens, self._in_flight[-1].step if in_flight else None)
-
-    def _give_slot_back(self, request: Request) -> None:
-        assert request.slot is not None
-        opened = len(self._opened)
-        # A slot that no plan has opened yet need not be closed.
-        self._opened = [o for o in self._opened if o.slot != request.slot]
-        if len(self._opened) == opened:
-            self._closed.append(request.slot)
-        self._free_slots.append(request.slot)
-        request.slot = None
 
     # ---- invariants ----------------------------------------------------------------------------------------
 
@@ -488,12 +521,12 @@ class Scheduler:
         """Recompute what is kept for speed and compare.  Raises AssertionError."""
         everybody = [*self._waiting, *self._running]
         assert sorted(self._requests) == sorted(r.rid for r in everybody), "requests = waiting + running"
-        slots = [r.slot for r in self._running if r.slot is not None]
-        assert len(slots) == len(self._running), "a running request has a slot"
-        assert sorted([*self._free_slots, *slots]) == list(range(self.limits.max_running_requests)), "slots"
+        self._slots.check(self._running)
         for request in everybody:
             assert not request.is_terminal, "who is here has not ended"
             assert request.cached <= request.computed <= request.planned <= request.known + request.promised
+            if request.status is Status.DECODING:
+                assert request.planned == request.known + request.promised - 1, "all but the last token is planned"
             assert self.holdings.pages_for(request.planned) <= request.table.num_pages, "planned tokens have pages"
         for request in self._waiting:
             assert request.table.num_pages == 0, "who waits owns no page"

@@ -7,6 +7,8 @@ stretched for a while after each retraction, which is the sign that it was too l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.request import Request
 
 PRIOR_MEAN_TOKENS = 256.0
@@ -36,3 +38,20 @@ class GrowthEstimate:
         """Output tokens that `request` will probably still need room for, one page at least, its limit at most."""
         expected = round(self.mean_tokens * self.stretch) - request.num_outputs
         return min(request.remaining_outputs, max(page_size, expected))
+
+    def pages(self, requests: Iterable[Request], page_size: int) -> int:
+        """Pages that running requests will probably still take.
+
+        For each of them those of `known + promised + tokens(...)` tokens beyond its table; written out, since it is
+        asked for in every step of a full server.
+        """
+        usual = round(self.mean_tokens * self.stretch)
+        total = 0
+        for request in requests:
+            known = len(request.tokens)
+            outputs = known - request.prompt_tokens
+            more = min(max(0, request.max_new_tokens - outputs), max(page_size, usual - outputs))
+            missing = -(-(known + request.promised + more) // page_size) - request.table.num_pages
+            if missing > 0:
+                total += missing
+        return total

@@ -8,8 +8,7 @@ machine.  Until it has seen a few steps of both kinds, and where no target is se
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from collections.abc import Sequence
 
 # What a step of long ago counts is worth this to the power of the steps since.
 FORGETTING = 0.98
@@ -23,30 +22,41 @@ class Pace:
 
     def __init__(self, target_seconds: float | None) -> None:
         self.target_seconds = target_seconds
-        self._weights = np.zeros(3)
-        self._covariance = np.eye(3) * 100.0
+        # Plain numbers: for three of them numpy's calls take longer than the arithmetic, in every step.
+        self._weights = [0.0, 0.0, 0.0]
+        self._covariance = [[100.0, 0.0, 0.0], [0.0, 100.0, 0.0], [0.0, 0.0, 100.0]]
         self._steps = 0
 
     def observe(self, seconds: float, decode_rows: int, prefill_tokens: int) -> None:
         """A step of this shape took so long."""
-        shape = np.array([1.0, decode_rows / ROWS_UNIT, prefill_tokens / TOKENS_UNIT])
-        gain = self._covariance @ shape / (FORGETTING + shape @ self._covariance @ shape)
-        self._weights += gain * (seconds - shape @ self._weights)
-        self._covariance = (self._covariance - np.outer(gain, shape @ self._covariance)) / FORGETTING
+        shape = (1.0, decode_rows / ROWS_UNIT, prefill_tokens / TOKENS_UNIT)
+        covariance = self._covariance
+        spread = [_dot(row, shape) for row in covariance]
+        scale = FORGETTING + _dot(shape, spread)
+        error = seconds - _dot(self._weights, shape)
+        self._weights = [weight + s / scale * error for weight, s in zip(self._weights, spread, strict=True)]
+        # Symmetric, so that a row times the shape is a column times it.
+        covariance = [
+            [(cell - left / scale * right) / FORGETTING for cell, right in zip(row, spread, strict=True)]
+            for row, left in zip(covariance, spread, strict=True)
+        ]
         # Without new evidence in one direction the covariance would grow there without bound.
-        self._covariance *= min(1.0, 300.0 / float(np.trace(self._covariance)))
+        trace = covariance[0][0] + covariance[1][1] + covariance[2][2]
+        if trace > 300.0:
+            covariance = [[cell * (300.0 / trace) for cell in row] for row in covariance]
+        self._covariance = covariance
         self._steps += 1
 
     def predict(self, decode_rows: int, prefill_tokens: int) -> float:
         """Seconds that a step of this shape will probably take."""
-        shape = np.array([1.0, decode_rows / ROWS_UNIT, prefill_tokens / TOKENS_UNIT])
-        return float(shape @ np.maximum(self._weights, 0.0))
+        base, per_row, per_token = (max(weight, 0.0) for weight in self._weights)
+        return base + per_row * decode_rows / ROWS_UNIT + per_token * prefill_tokens / TOKENS_UNIT
 
     def prefill_seconds(self, num_tokens: int) -> float:
         """What computing so many tokens of a prompt will probably take; infinite while nobody knows."""
         if self._steps < STEPS_BEFORE_USE:
             return math.inf
-        return num_tokens * max(float(self._weights[2]), 0.0) / TOKENS_UNIT
+        return num_tokens * max(self._weights[2], 0.0) / TOKENS_UNIT
 
     def prefill_tokens(self, decode_rows: int, most: int, least: int) -> int:
         """Prefill tokens for a step with so many decode rows: `least` to `most`.
@@ -56,5 +66,9 @@ class Pace:
         if self.target_seconds is None or decode_rows == 0 or self._steps < STEPS_BEFORE_USE:
             return most
         spare = self.target_seconds - self.predict(decode_rows, 0)
-        per_token = max(float(self._weights[2]) / TOKENS_UNIT, 1e-9)
+        per_token = max(self._weights[2] / TOKENS_UNIT, 1e-9)
         return max(min(most, least), min(most, int(spare / per_token)))
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Protocol
 
 from sortedcontainers import SortedKeyList
@@ -45,6 +46,7 @@ PREFILL_TOKENS_PER_SECOND = 1000.0
 DEPTH_FIRST_PATIENCE_SECONDS = 10.0
 DEPTH_FIRST_REBUILD_SECONDS = 0.1
 FAIR_COST_OF_OUTPUT = 2.0
+FIRST_LOOK = 32
 
 Rank = tuple[bool, float, int]
 
@@ -55,6 +57,8 @@ class Policy(Protocol):
     name: str
     # Whether the order hangs on Request.hint_tokens, which must then be kept up to date.
     uses_matches: bool
+    # Whether the order hangs on the output tokens that `charge` is told of.
+    charges_outputs: bool
 
     def add(self, request: Request) -> None:
         """A request waits from now on."""
@@ -118,6 +122,7 @@ class Ranked:
         self.name = name
         self._tokens_per_second = tokens_per_second
         self.uses_matches = uses_matches
+        self.charges_outputs = False
         self._rank = rank
         self._requests: SortedKeyList[Request] = SortedKeyList(key=lambda request: request.rank)
 
@@ -139,8 +144,12 @@ class Ranked:
         self.add(request)
 
     def ordered(self, now: float) -> Iterator[Request]:
-        """By rank."""
-        return iter(list(self._requests))
+        """By rank.  Most plans look at a few requests only, so the many behind them are not listed at once."""
+        first = list(islice(self._requests, FIRST_LOOK))
+        yield from first
+        if len(first) == FIRST_LOOK:
+            seen = {request.order for request in first}
+            yield from [request for request in self._requests if request.order not in seen]
 
     def charge(self, request: Request, computed_tokens: int, output_tokens: int) -> None:
         """Makes no difference."""
@@ -160,6 +169,7 @@ class DepthFirst:
 
     name = "dfs-weight"
     uses_matches = False
+    charges_outputs = False
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
@@ -209,6 +219,7 @@ class Fair:
 
     name = "fair"
     uses_matches = True
+    charges_outputs = True
 
     def __init__(self) -> None:
         self._tenants: dict[str, Ranked] = {}

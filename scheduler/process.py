@@ -14,6 +14,7 @@ import zmq
 
 from radix import PagePool, RadixTree, policy_by_name
 from scheduler.core import Scheduler
+from scheduler.events import Tokens
 from scheduler.inspection import TreeInspection
 from scheduler.limits import Limits
 from scheduler.pace import Pace
@@ -172,13 +173,17 @@ class Loop:
 
     def _send(self) -> None:
         deltas: list[TokenDelta] = []
+        rids: tuple[str, ...] = ()
+        ids = b""
         for event in self._core.take_events():
-            if isinstance(event, Rejected):
+            if isinstance(event, Tokens):
+                rids, ids = tuple(event.rids), event.ids.tobytes()
+            elif isinstance(event, Rejected):
                 self._front.send(event)
             else:
                 deltas.append(event)
-        if deltas:
-            self._detokenizer.send(StepOutput(tuple(deltas)))
+        if deltas or rids:
+            self._detokenizer.send(StepOutput(tuple(deltas), rids, ids))
         now = self._clock()
         if now - self._stats_sent >= STATS_SECONDS or self._core.idle:
             self._send_stats()

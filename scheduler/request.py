@@ -70,6 +70,10 @@ class PageTable:
         """int32 [num_pages], a view: valid until the table grows."""
         return self._pages[: self.num_pages]
 
+    def first(self, count: int) -> Int32Array:
+        """The first `count` pages, at most those that are there: int32 [count], a view as `pages` is."""
+        return self._pages[:count]
+
     def extend(self, pages: Sequence[int]) -> None:
         """Append page ids."""
         end = self.num_pages + len(pages)
@@ -106,6 +110,7 @@ class Request:
         "computed",
         "copied_from",
         "disk_tokens",
+        "end_at",
         "finish",
         "first_cached",
         "hint_tokens",
@@ -142,6 +147,8 @@ class Request:
         # The known tokens as the tree wants them; renewed when a retracted request goes back to wait.
         self.key = message.prompt_ids
         self.max_new_tokens = max_new_tokens
+        # Tokens, known and promised, at which the limit ends the output.
+        self.end_at = self.prompt_tokens + max_new_tokens
         self.stop_ids = stop_ids
         self.status = Status.WAITING
         self.finish: Finish | None = None

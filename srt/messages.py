@@ -275,9 +275,15 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
-    """scheduler -> detokenizer: everything one step brought."""
+    """scheduler -> detokenizer: everything one step brought.
+
+    Requests that got a token, and of which there is nothing else to say, are in `rids`, with the tokens packed in
+    `ids`; they come before the deltas, and a request may be in both.
+    """
 
     deltas: tuple[TokenDelta, ...]
+    rids: tuple[str, ...] = ()
+    ids: bytes = b""
 
 
 class StopFound(msgspec.Struct, frozen=True, tag="stop_found"):

@@ -151,6 +151,7 @@ class Clients:
         if isinstance(message, StepOutput):
             self._idle_waits = 0
             slice_service = self.service[int(self.clock.now / SLICE_SECONDS)]
+            self._take_tokens(message.rids, slice_service)
             for delta in message.deltas:
                 self._take(delta, slice_service)
         elif isinstance(message, SchedulerStats):
@@ -162,6 +163,16 @@ class Clients:
     def flush(self) -> bool:
         """Nothing is ever left to send."""
         return True
+
+    def _take_tokens(self, rids: tuple[str, ...], service: dict[str, float]) -> None:
+        """Each of these got one more token."""
+        calls, gaps, now = self.calls, self.gaps, self.clock.now
+        for rid in rids:
+            call = calls[int(rid)]
+            gaps.append(now - call.last)
+            call.last = now
+            call.tokens += 1
+            service[call.tenant] += OUTPUT_COST
 
     def _take(self, delta: TokenDelta, service: dict[str, float]) -> None:
         number, now = int(delta.rid), self.clock.now

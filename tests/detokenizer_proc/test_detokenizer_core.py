@@ -100,3 +100,13 @@ def test_every_request_ends_once_and_leaves_nothing(requests: list[tuple[str, in
         shown = stream(core, TOKENIZER.encode(text).ids, rid=f"r{number}", stop=(".",), at_once=at_once)
         assert sum(delta.finish is not None for delta in shown.deltas) == 1
     assert (core.num_streams, core.num_remembered_ends, core.dropped) == (0, 0, 0)
+
+
+def test_tokens_that_come_in_columns_are_those_of_deltas() -> None:
+    core = make_core(TOKENIZER)
+    core.step(StepOutput(tuple(TokenDelta(rid, ids("a"), StreamOpen(b"")) for rid in ("x", "y"))))
+    last = TokenDelta("x", ids("d"), finish=Finish("length"))
+    output, _ = core.step(StepOutput((last,), ("x", "y", "x"), ids("b") + ids("e") + ids("c")))
+    assert [(delta.rid, delta.text) for delta in output.deltas] == [("x", "b"), ("y", "e"), ("x", "c"), ("x", "d")]
+    assert [delta.completion_tokens for delta in output.deltas] == [2, 2, 3, 4]
+    assert core.num_streams == 1

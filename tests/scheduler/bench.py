@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from radix import PagePool, RadixTree
 from scheduler.core import Scheduler
+from scheduler.events import Tokens
 from scheduler.limits import Limits
 from scheduler.page_folder import PageFolder
 from scheduler.policy import POLICIES
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.tier_io import TierFiles
-from srt.messages import Abort, Rejected, StopFound
+from srt.messages import Abort, Rejected, StopFound, TokenDelta, pack_ids
 from srt.plan import Plan, StepHandle
 from tests.scheduler.oracle import Oracle, Stream, message
 
@@ -48,6 +49,7 @@ class Bench:
         identity: bytes = IDENTITY,
         swap_pages: int = 0,
         preemption: Literal["auto", "recompute", "swap"] = "auto",
+        stream_interval: int = 1,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -69,6 +71,7 @@ class Bench:
             self.tree,
             POLICIES[policy](),
             use_cache,
+            stream_interval,
             tier=self.tier,
             swap=self.swap,
             preemption=preemption,
@@ -145,11 +148,17 @@ class Bench:
         for event in self.core.take_events():
             if isinstance(event, Rejected):
                 self.rejected[event.rids[0]] = event
+            elif isinstance(event, Tokens):
+                for rid, token in zip(event.rids, event.ids, strict=True):
+                    self._hear(TokenDelta(rid, pack_ids([token])))
             else:
-                stream = self.streams[event.rid]
-                assert stream.ends == 0, "nothing comes after the end"
-                stream.deltas.append(event)
-                assert (event.open is not None) == (len(stream.deltas) == 1), "the first output opens the stream"
+                self._hear(event)
+
+    def _hear(self, delta: TokenDelta) -> None:
+        stream = self.streams[delta.rid]
+        assert stream.ends == 0, "nothing comes after the end"
+        stream.deltas.append(delta)
+        assert (delta.open is not None) == (len(stream.deltas) == 1), "the first output opens the stream"
 
     def assert_whole(self) -> None:
         """Nothing runs, nothing is locked, and everything but the cache is free."""

@@ -33,6 +33,7 @@ from srt.messages import (
     SchedulerInbox,
     SchedulerStats,
     Shutdown,
+    TokenDelta,
     pack_ids,
     unpack_ids,
 )
@@ -86,7 +87,8 @@ class Rim:
             assert time.monotonic() < deadline, "no end in sight"
             self.text.wait(0.1)
             for output in self.text.drain():
-                for delta in output.deltas:
+                plain = [TokenDelta(rid, output.ids[4 * i : 4 * i + 4]) for i, rid in enumerate(output.rids)]
+                for delta in (*plain, *output.deltas):
                     self.streams[delta.rid].deltas.append(delta)
 
     def front_message(self, kind: type[Any], where: Any = lambda message: True) -> Any:
