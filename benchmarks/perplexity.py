@@ -78,7 +78,7 @@ def loss(model: NativeModel, ids: list[int]) -> float:
     hidden = model.forward_hidden(batch, batch.positions[:-1])
     targets = torch.tensor(ids[1:])
     total = 0.0
-    for part, wanted in zip(hidden.split(SLICE), targets.split(SLICE), strict=True):
+    for part, wanted in zip(torch.split(hidden, SLICE), torch.split(targets, SLICE), strict=True):
         total += torch.nn.functional.cross_entropy(model.project(part), wanted, reduction="sum").item()
     return total
 

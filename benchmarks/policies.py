@@ -28,7 +28,7 @@ from sapwood.simulate.cost import Fitted
 from sapwood.simulate.hardware import profile_by_name
 from sapwood.simulate.readers import read_trace
 from sapwood.simulate.report import Report, report
-from sapwood.simulate.runner import Simulation, scheduler_config, simulate
+from sapwood.simulate.runner import Knob, Simulation, scheduler_config, simulate
 from sapwood.simulate.trace import Space, Trace, TraceRequest, plain, prepare
 from scheduler.policy import (
     DEPTH_FIRST_PATIENCE_SECONDS,
@@ -117,8 +117,8 @@ def few_shot(number: int, head: int | None, arrival: float) -> TraceRequest:
 
 def run_order(requests: list[TraceRequest], policy: str) -> Simulation:
     """On the machine with the small pool."""
-    knobs = {"schedule_policy": policy, "page_size": 16, "max_running_requests": 16}
-    return simulate(Trace("order", requests), MACHINE, scheduler_config(MACHINE, dict(knobs)))
+    knobs: dict[str, Knob] = {"schedule_policy": policy, "page_size": 16, "max_running_requests": 16}
+    return simulate(Trace("order", requests), MACHINE, scheduler_config(MACHINE, knobs))
 
 
 def bound_seconds(policy: str) -> float | None:

@@ -9,60 +9,15 @@ checks the cached tokens of every request: all but the first to be computed must
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import sys
-import time
-from dataclasses import dataclass
 
-from benchmarks.client import Client, Reply
-from benchmarks.servers import Server, sapwood
+from benchmarks.runs import Run, run_once
+from benchmarks.servers import sapwood
 from benchmarks.workloads import WORKLOADS, Words
 from sapwood.pull import resolve_model
 
 HEAD_TOKENS = 1000
-
-
-@dataclass(frozen=True)
-class Run:
-    """One pass of a workload."""
-
-    wall: float
-    replies: list[Reply]
-
-    @property
-    def requests_per_second(self) -> float:
-        """Request throughput."""
-        return len(self.replies) / self.wall
-
-    @property
-    def hit_rate(self) -> float:
-        """Cached tokens of all prompt tokens."""
-        return sum(r.cached_tokens for r in self.replies) / sum(r.prompt_tokens for r in self.replies)
-
-    def first_token(self, quantile: float) -> float:
-        """Time to first token at a quantile, in seconds."""
-        times = sorted(r.first_token for r in self.replies)
-        return times[min(len(times) - 1, int(quantile * len(times)))]
-
-
-def run_once(server: Server, workload: str, words: Words) -> Run:
-    """Drive one workload at a server.  Raises RuntimeError when a request fails."""
-
-    async def drive() -> Run:
-        client = Client(server.base_url, server.model)
-        try:
-            begin = time.perf_counter()
-            replies = await WORKLOADS[workload](client, words)
-            return Run(time.perf_counter() - begin, replies)
-        finally:
-            await client.close()
-
-    run = asyncio.run(drive())
-    errors = [reply.error for reply in run.replies if reply.error]
-    if errors:
-        raise RuntimeError(f"{workload}: {len(errors)} requests failed, the first with: {errors[0]}")
-    return run
 
 
 def check_cached_tokens(run: Run) -> str:

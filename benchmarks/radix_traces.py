@@ -62,7 +62,7 @@ def chats_under_pressure(conversations: int = 200, turns: int = 20) -> Trace:
     weights = [1 / (rank + 1) for rank in range(conversations)]
     spoken = [0] * conversations
     recent: list[int] = []
-    made = []
+    made: list[Request] = []
     while len(made) < conversations * turns:
         open_ones = [one for one in range(conversations) if spoken[one] < turns and one not in recent]
         if not open_ones:

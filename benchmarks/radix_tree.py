@@ -88,7 +88,9 @@ class SapwoodCycle:
         tokens, pages, fresh, lock = state
         tree, pool = self.tree, self.pool
         table = pages + fresh
-        tree.unlock(tree.insert("bench", tokens, table, lock).lock)
+        extended = tree.insert("bench", tokens, table, lock).lock
+        assert extended is not None
+        tree.unlock(extended)
         pool.release(table if self.owners else fresh)
 
 
@@ -102,7 +104,7 @@ class Figures:
     hit_rate: float
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], object]) -> float:
     """CPU seconds of this thread."""
     gc.collect()
     gc.disable()
@@ -227,11 +229,11 @@ def growth_row(nodes: int, policy: str) -> list[float]:
             tree.evict(HEAD_PAGES + OWN_PAGES)
             insert(tokens)
 
-    hit = timed(lambda: match(hot) and None)
+    hit = timed(lambda: match(hot))
     matches = match(hot)
-    cold_hit = timed(lambda: match(cold) and None)
+    cold_hit = timed(lambda: match(cold))
     lock = timed(lock_all)
-    miss = timed(lambda: match(new) and None)
+    miss = timed(lambda: match(new))
     return [seconds / PROBES * 1e6 for seconds in (hit, cold_hit, lock, miss, timed(insert_all))]
 
 

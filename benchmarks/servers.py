@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -21,6 +24,9 @@ class Server:
     model: str
     started_seconds: float
     command: list[str]
+    pid: int = 0
+    # The server closes kept-alive connections after each stream.
+    fresh_connections: bool = False
 
 
 def free_port() -> int:
@@ -41,10 +47,30 @@ def sapwood(model: str, *flags: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int, health: str, patience: float = 180.0) -> Iterator[Server]:
-    """Any server: started, waited for at `health`, stopped with SIGTERM and, if it stays, SIGKILL."""
+def running(
+    command: list[str],
+    port: int,
+    health: str,
+    patience: float = 180.0,
+    environment: dict[str, str] | None = None,
+    log: Path | None = None,
+    fresh_connections: bool = False,
+) -> Iterator[Server]:
+    """Any server: started, waited for at `health`, stopped with SIGTERM and, if it stays, SIGKILL.
+
+    It leads a session of its own, so that its workers can be told from others.  `environment` is added to this
+    process's; what the server prints goes to `log` where one is given.
+    """
     begin = time.perf_counter()
-    process = subprocess.Popen(command)
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(log.open("wb")) if log else None
+        process = subprocess.Popen(
+            command,
+            start_new_session=True,
+            env=os.environ | (environment or {}),
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+        )
     base_url = f"http://127.0.0.1:{port}"
     try:
         while True:
@@ -57,7 +83,8 @@ def running(command: list[str], port: int, health: str, patience: float = 180.0)
                 raise RuntimeError(f"no answer at {health} after {patience:.0f} s: {' '.join(command)}")
             time.sleep(0.05)
         model = httpx.get(base_url + "/v1/models", timeout=10.0).json()["data"][0]["id"]
-        yield Server(base_url, model, time.perf_counter() - begin, command)
+        seconds = time.perf_counter() - begin
+        yield Server(base_url, model, seconds, command, process.pid, fresh_connections)
     finally:
         process.terminate()
         try:
@@ -65,3 +92,6 @@ def running(command: list[str], port: int, health: str, patience: float = 180.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            # Workers that a killed server left behind.
+            os.killpg(process.pid, signal.SIGKILL)

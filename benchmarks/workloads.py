@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -135,6 +136,30 @@ async def single(client: Client, words: Words, requests: int = 4, prompt: int = 
     prompts = [words.text(prompt) for _ in range(requests)]
     return await gather([lambda p=text: client.complete(p, out) for text in prompts], 1)  # type: ignore[misc]
 
+
+@dataclass(frozen=True)
+class LeastWork:
+    """What no server can avoid in a workload of the sizes above, whatever it has cached.
+
+    fresh   prompt tokens that have not been computed before, each counted once
+    out     output tokens
+    rows    requests that can decode together
+    """
+
+    fresh: int
+    out: int
+    rows: int
+
+
+# Chat messages bring some tokens of the template with them; what a branch has said is known when branches are joined.
+LEAST_WORK: dict[str, LeastWork] = {
+    "fewshot": LeastWork(1000 + 64 * 60, 64 * 16, 16),
+    "multiturn": LeastWork(400 + 8 * 5 * 110, 8 * 5 * 48, 8),
+    "agent": LeastWork(600 + 4 * (80 + 4 * (10 + 2 * 40) + 40 + 3 * (10 + 3 * 64)), 4 * 13 * 24, 16),
+    "thrash64": LeastWork(8 * 700 + 64 * 60, 64 * 16, 16),
+    "unique": LeastWork(32 * 400, 32 * 32, 8),
+    "single": LeastWork(4 * 64, 4 * 128, 1),
+}
 
 WORKLOADS: dict[str, Callable[[Client, Words], Awaitable[list[Reply]]]] = {
     "fewshot": few_shot,
