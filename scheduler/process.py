@@ -150,6 +150,10 @@ class Loop:
             done = self._core.flush()
             why = "" if done else f"{self._core.num_running} requests are running; try again when none is"
             self._front.send(CallReply(call.call_id, done, why))
+        if call.what == "check":
+            fault = fault_of(self._core)
+            self._front.send(CallReply(call.call_id, not fault, fault))
+            return
         self._send_stats()
         if call.what == "stats":
             self._front.send(CallReply(call.call_id, True))
@@ -220,6 +224,16 @@ class Loop:
             self._inbox.wait(seconds)
         else:
             self._inbox.wait(seconds, self._wake)
+
+
+def fault_of(core: Scheduler) -> str:
+    """What is wrong with the core's books, recounted page by page; empty when nothing is."""
+    try:
+        core.check()
+    except AssertionError as error:
+        log.exception("the scheduler's books do not agree")
+        return str(error) or "an invariant does not hold; the scheduler's log says where"
+    return ""
 
 
 def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready: Callable[..., None]) -> None:

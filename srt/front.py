@@ -230,6 +230,10 @@ class Front:
         """Empty the prefix cache.  The reply says whether it was done; it is refused while requests run."""
         return await self._call("flush_cache")
 
+    async def check(self) -> CallReply:
+        """Let the scheduler recount every page, lock and queue; the reply's message names the first fault."""
+        return await self._call("check")
+
     async def fresh_stats(self) -> SchedulerStats | None:
         """Ask the scheduler for a report now.  Raises RequestFailed 503 when it cannot answer."""
         await self._call("stats")
@@ -335,7 +339,7 @@ class Front:
             except Exception:
                 log.exception("an observer failed")
 
-    async def _call(self, what: Literal["flush_cache", "stats"]) -> CallReply:
+    async def _call(self, what: Literal["flush_cache", "stats", "check"]) -> CallReply:
         call_id = self._new_call_id()
         return await self._reply(self._calls, call_id, SCHEDULER, Call(call_id, what))
 

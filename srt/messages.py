@@ -335,7 +335,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     """front -> scheduler: a question or command, answered by one CallReply with the same `call_id`."""
 
     call_id: str
-    what: Literal["flush_cache", "stats", "cache_tree"]
+    what: Literal["flush_cache", "stats", "cache_tree", "check"]
     # For cache_tree, which is answered by a CacheTree: whose namespaces, and how much of them.
     tenant: str = ""
     depth: int = 0

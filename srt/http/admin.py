@@ -87,6 +87,12 @@ class Admin:
             raise ApiError(409, reply.message or "The cache is in use by running requests.", code="cache_in_use")
         return json_reply({"success": True, "message": reply.message or "The cache was flushed."})
 
+    async def check(self, request: Request) -> Response:
+        """Whether every page, lock and queue adds up, recounted now; takes time in proportion to what is cached."""
+        with faults_named(lambda param: param):
+            reply = await self._service.front.check()
+        return json_reply({"consistent": reply.ok, "fault": reply.message or None})
+
     async def abort_request(self, request: Request) -> Response:
         """End the requests that go by exactly this id; one that has ended, or never was, is no error."""
         fields = await self._service.read(request, _abort_decoder)

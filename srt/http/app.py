@@ -52,6 +52,7 @@ def create_app(front: Front) -> FastAPI:
         ("GET", "/server_info", admin.server_info, "Settings and state of the server"),
         ("GET", "/cache/explain/{request_id:path}", partial(explain, service), "Why a request missed the cache"),
         ("GET", "/cache/tree", partial(tree, service), "What is in the prefix cache"),
+        ("GET", "/cache/check", admin.check, "Recount the pages"),
         ("POST", "/flush_cache", admin.flush_cache, "Empty the prefix cache"),
         ("POST", "/abort_request", admin.abort_request, "End a request by its id"),
         ("POST", "/tokenize", admin.tokenize, "Token ids of a text or a conversation"),

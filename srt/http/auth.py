@@ -15,7 +15,7 @@ HOLDER = "sapwood.holder"
 
 OPEN_PATHS = frozenset({"/health"})
 # What these tell, or do, concerns every tenant.
-OPERATOR_PATHS = frozenset({"/metrics", "/server_info", "/flush_cache"})
+OPERATOR_PATHS = frozenset({"/metrics", "/server_info", "/flush_cache", "/cache/check"})
 
 NOBODYS_KEY = ApiError(
     401,

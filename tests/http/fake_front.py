@@ -130,6 +130,10 @@ class FakeFront:
         self._seen.clear()
         return CallReply("c", True)
 
+    async def check(self) -> CallReply:
+        """Something is wrong while `busy`."""
+        return CallReply("c", not self.busy, "page 3 has 2 owners and a count of 1" if self.busy else "")
+
     @property
     def kv_bytes_per_page(self) -> int:
         """A page holds a token, a token is a kilobyte."""

@@ -81,6 +81,16 @@ def test_the_cache_is_flushed_unless_it_is_in_use(server: Running) -> None:
         assert refused.json()["error"]["code"] == "cache_in_use"
 
 
+def test_the_pages_can_be_recounted(server: Running) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/cache/check").json() == {"consistent": True, "fault": None}
+        server.front.busy = True
+        assert client.get("/cache/check").json() == {
+            "consistent": False,
+            "fault": "page 3 has 2 owners and a count of 1",
+        }
+
+
 def test_a_text_and_a_conversation_are_tokenized(client: httpx.Client) -> None:
     assert client.post("/tokenize", json={"prompt": "hé"}).json() == {
         "tokens": [104, 195, 169],

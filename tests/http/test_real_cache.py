@@ -147,6 +147,7 @@ def test_the_tree_shows_what_is_cached(http: httpx.Client) -> None:
     assert 0 <= root["age_seconds"] < 60
     assert [run["namespace"] for run in found["runs"] if run not in plain] == ["salt:s"]
     assert found["nodes"] == count(found["runs"]) >= 4
+    assert http.get("/cache/check").json() == {"consistent": True, "fault": None}
     shallow = http.get("/cache/tree?depth=1").json()
     assert (shallow["nodes"], shallow["left_out"]) == (2, sum(run["num_children"] for run in found["runs"]))
 

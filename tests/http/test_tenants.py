@@ -51,7 +51,10 @@ def test_asks_carry_the_tenant_of_their_key_on_every_generating_route(
     assert told == [*plain, *salted] * 3
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/metrics"), ("GET", "/server_info"), ("POST", "/flush_cache")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/metrics"), ("GET", "/server_info"), ("POST", "/flush_cache"), ("GET", "/cache/check")],
+)
 def test_what_concerns_the_whole_server_takes_the_operators_key(
     clients: dict[str, httpx.Client], method: str, path: str
 ) -> None:

@@ -71,6 +71,7 @@ class Rim:
         self.front: Inbox[Any] = Inbox(self.context, ends["front"], FrontInbox)
         self.scheduler = Outbox(self.context, ends["scheduler"])
         pool = PagePool(64, 4)
+        self.pool = pool
         core = Scheduler(Limits(200, 32, 4), pool, RadixTree(pool), POLICIES["lpm"]())
         executor = FailingOracle(64, 4, 32, 4)
         text_out, front_out = Outbox(self.context, ends["detokenizer"]), Outbox(self.context, ends["front"])
@@ -145,6 +146,19 @@ def test_flush_answers_and_empties_the_cache(rim: Rim) -> None:
     rim.scheduler.send(message("b", [1, 2, 3, 4, 5, 6], 4))
     rim.read_until_ended("b")
     assert rim.streams["b"].cached_tokens == 0
+
+
+def test_a_page_that_nobody_owns_is_found_by_a_check(rim: Rim) -> None:
+    rim.scheduler.send(message("a", [1, 2, 3, 4, 5, 6], 4))
+    rim.read_until_ended("a")
+    rim.scheduler.send(Call("c1", "check"))
+    sound: CallReply = rim.front_message(CallReply)
+    assert (sound.call_id, sound.ok, sound.message) == ("c1", True, "")
+    rim.pool.alloc(1)
+    rim.scheduler.send(Call("c2", "check"))
+    leaky: CallReply = rim.front_message(CallReply)
+    assert (leaky.call_id, leaky.ok) == ("c2", False)
+    assert leaky.message
 
 
 def test_the_tree_is_told_to_the_detokenizer_and_not_to_the_front(rim: Rim) -> None:
