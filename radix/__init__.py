@@ -3,6 +3,7 @@
 from radix.adaptive import Adaptive
 from radix.eviction import LFU, LRU, EvictionPolicy
 from radix.explain import Eviction, EvictionLog, Outlined
+from radix.heads import PublicHeads
 from radix.node import Hint
 from radix.policies import policy_by_name
 from radix.pool import PageError, PagePool
@@ -23,6 +24,7 @@ __all__ = [
     "Outlined",
     "PageError",
     "PagePool",
+    "PublicHeads",
     "RadixTree",
     "StaleLock",
     "StaleMatch",

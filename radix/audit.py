@@ -16,6 +16,7 @@ def check_forest(forest: Forest, holders: list[Node] | None) -> None:
     `holders`: the node of each receipt that is out; None: not known, so lock counts are only checked for order.
     """
     nodes = list(forest.nodes())
+    branches = [branch for node in nodes for branch in (node.branches or {}).values()]
     pages = [page for node in nodes for page in node.pages]
     assert len(set(pages)) == len(pages), "a page is in two places"
     assert all(forest.pool.refcount(page) > 0 for page in pages), "a page of the tree is free"
@@ -32,9 +33,15 @@ def check_forest(forest: Forest, holders: list[Node] | None) -> None:
     for node in nodes:
         _check_node(forest, node)
         _check_children(forest, node)
-    forest.leaves.check([node for node in nodes if not node.children and not node.locks])
+        for name, branch in (node.branches or {}).items():
+            _check_branch(node, name, branch)
+            _check_children(forest, branch)
+    listed = [branch for mine in forest.branches.values() for branch in mine.values()]
+    assert {id(branch) for branch in branches} == {id(branch) for branch in listed}, "other branches than are listed"
+    assert all(forest.branches.values()), "a namespace without branches is listed"
+    forest.leaves.check([node for node in nodes if node.ends and not node.locks])
     if holders is not None:
-        _check_locks(forest, nodes, holders)
+        _check_locks(forest, [*branches, *nodes], holders)
 
 
 def _check_node(forest: Forest, node: Node) -> None:
@@ -44,11 +51,25 @@ def _check_node(forest: Forest, node: Node) -> None:
     assert node.key, "a node without tokens"
     assert len(node.key) % TOKEN_BYTES == 0, "a node with part of a token"
     assert len(node.pages) == -(-len(node.key) // forest.page_bytes), f"{len(node.pages)} pages for its tokens"
-    assert len(node.key) % forest.page_bytes == 0 or not node.children, "something follows a tail"
+    assert len(node.key) % forest.page_bytes == 0 or node.ends, "something follows a tail"
+    assert node.branches is None or node.branches, "an empty dict of branches"
     assert node.start == parent.start + len(parent.pages), f"start {node.start} does not follow its parent"
     assert parent.locks >= node.locks >= 0, f"{node.locks} locks under {parent.locks}"
     assert parent.tick >= node.tick, "a node looks younger than its parent"
     assert parent.hits >= node.hits, "a node has more hits than its parent"
+
+
+def _check_branch(node: Node, name: str, branch: Node) -> None:
+    assert branch.parent is node, "a branch names another node than the one it hangs from"
+    assert branch.namespace == name != node.namespace, "a branch stands under another name"
+    assert not branch.pages, "the beginning of a branch has pages"
+    assert not branch.key, "the beginning of a branch has tokens"
+    assert branch.branches is None, "a branch begins with branches"
+    assert branch.children or branch.locks, f"a branch of {name!r} is empty and held by nobody"
+    assert branch.start == node.start + len(node.pages), "a branch does not follow its node"
+    assert node.locks >= branch.locks >= 0, f"{branch.locks} locks under {node.locks}"
+    assert node.tick >= branch.tick, "a branch looks younger than its node"
+    assert node.hits >= branch.hits, "a branch has more hits than its node"
 
 
 def _check_children(forest: Forest, node: Node) -> None:
@@ -84,10 +105,13 @@ def draw_forest(forest: Forest) -> str:
             indent, node = stack.pop()
             lines.append(f"{indent}+- {_describe(node)}")
             stack.extend((f"{indent}|  ", child) for child in reversed(node.children.values()))
+            stack.extend((f"{indent}:  ", branch) for branch in (node.branches or {}).values())
     return "\n".join(lines)
 
 
 def _describe(node: Node) -> str:
+    if not node.pages:
+        return f"branch of {node.namespace!r}, locks {node.locks}"
     tokens = array("i", node.key)
     shown = " ".join(map(str, tokens[:SHOWN_TOKENS])) + (" ..." if len(tokens) > SHOWN_TOKENS else "")
     where = f"pages {node.start}..{node.start + len(node.pages) - 1} ids {_runs(node.pages)}"

@@ -11,15 +11,15 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from radix.node import TOKEN_BYTES, Node
-from radix.walk import walk
+from radix.walk import Stop
 
 
-def following(root: Node, tokens: bytes, page_size: int, count: int) -> tuple[int, bytes]:
-    """How many leading tokens of `tokens` are known, and up to `count` tokens that the cache has after them.
+def following(stop: Stop, page_size: int, count: int) -> tuple[int, bytes]:
+    """How many leading tokens are known where a walk stopped, and up to `count` tokens that the cache has after them.
 
     Where several runs go on from there, the one used last is taken.
     """
-    node, inside, whole, rows, pages = walk(root, tokens, page_size)
+    node, inside, whole, rows, pages = stop
     matched = len(pages) * page_size + rows
     if inside is not None:
         known = inside.key[(whole * page_size + rows) * TOKEN_BYTES :]

@@ -1,7 +1,7 @@
 """The nodes of all namespaces and what is counted over them.  Every change of structure or of locks is made here.
 
 Counters are kept for speed and can be recomputed from the nodes (`radix.audit`).  A node is in `leaves` exactly when
-it is no root, has no children and no locks.
+it is neither a root nor empty, and has no children, no branches and no locks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ class Forest:
 
     num_pages     pages of all nodes; each is shared from the pool once, here
     locked_pages  pages of nodes with locks
-    num_nodes     nodes but for the roots
+    num_nodes     nodes but for the roots and the empty ones that begin branches
+    branches      for each namespace the empty nodes that begin its branches, under the nodes they hang from
     version       grows with every change of structure
     leaves        the nodes that may be evicted
     """
 
     __slots__ = (
+        "branches",
         "leaves",
         "locked_pages",
         "num_nodes",
@@ -41,6 +43,7 @@ class Forest:
         self.page_size = pool.page_size
         self.page_bytes = pool.page_size * TOKEN_BYTES
         self.roots: dict[str, Node] = {}
+        self.branches: dict[str, dict[int, Node]] = {}
         self.leaves: Leaves = policy.leaves(pool.num_pages)
         self.num_pages = 0
         self.locked_pages = 0
@@ -48,12 +51,19 @@ class Forest:
         self.version = 0
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents before children."""
+        """Every node but the roots and those that begin branches, parents before children."""
         stack = list(self.roots.values())
         while stack:
-            children = stack.pop().children.values()
+            node = stack.pop()
+            children = node.children.values()
             yield from children
             stack.extend(children)
+            stack.extend((node.branches or {}).values())
+
+    def tops(self, namespace: str) -> list[Node]:
+        """What the runs of a namespace hang from: its root and the beginnings of its branches, as far as they are."""
+        root = self.roots.get(namespace)
+        return [*([] if root is None else [root]), *self.branches.get(namespace, {}).values()]
 
     def root(self, namespace: str) -> Node:
         """The root of a namespace, made when there is none; `lock_path` or `attach` must follow."""
@@ -79,19 +89,56 @@ class Forest:
         """One lock less on each node from here to the root."""
         at: Node | None = node
         while at is not None:
+            above = at.parent
             at.locks -= 1
             if not at.locks:
                 self.locked_pages -= len(at.pages)
-                if not at.children:
+                if at.ends:
                     self._childless(at)
-            at = at.parent
+            at = above
 
     def _childless(self, node: Node) -> None:
-        """A node has neither children nor locks: it may be evicted from now on, or is a root that nobody needs."""
-        if node.parent is not None:
+        """Nothing follows a node, and it has no locks: it may be evicted from now on, or nobody needs it any more."""
+        if node.parent is None:
+            del self.roots[node.namespace]
+        elif node.pages:
             self.leaves.add(node)
         else:
-            del self.roots[node.namespace]
+            self._end_branch(node)
+
+    # Branches ---------------------------------------------------------------------------------------------------------
+
+    def branch(self, node: Node, namespace: str) -> Node:
+        """The beginning of a namespace's branch under `node`, made when there is none; `attach` must follow."""
+        branches = node.branches or {}
+        found = branches.get(namespace)
+        if found is None:
+            if node.entry is not None:
+                self.leaves.discard(node)
+            found = Node(namespace, b"", array("q"), node.start + len(node.pages), node)
+            branches[namespace] = found
+            node.branches = branches
+            self.branches.setdefault(namespace, {})[id(found)] = found
+        return found
+
+    def _end_branch(self, node: Node) -> None:
+        """Take an empty node without children and locks out."""
+        above = node.parent
+        assert above is not None, "a branch hangs from a node"
+        assert above.branches is not None, "a branch hangs from a node"
+        del above.branches[node.namespace]
+        self._unlist(node)
+        node.parent = None
+        node.generation += 1
+        if not above.branches:
+            above.branches = None
+            self.prune(above)
+
+    def _unlist(self, node: Node) -> None:
+        mine = self.branches[node.namespace]
+        del mine[id(node)]
+        if not mine:
+            del self.branches[node.namespace]
 
     # Growth.  The caller has shared the pages. ------------------------------------------------------------------------
 
@@ -162,7 +209,7 @@ class Forest:
         parent = leaf.parent
         assert parent is not None, "a root does not go this way"
         assert not leaf.locks, "a locked node must not go"
-        assert not leaf.children, "only leaves can go"
+        assert leaf.ends, "only leaves can go"
         self.leaves.discard(leaf)
         parent.remove_child(leaf.key[: self.page_bytes], self.page_bytes)
         leaf.parent = None
@@ -173,8 +220,8 @@ class Forest:
         return self.pool.release(leaf.pages)
 
     def prune(self, node: Node) -> None:
-        """After a child of `node` went: with no child and no lock left it becomes evictable, a root goes."""
-        if not node.children and not node.locks:
+        """After what followed `node` went: with nothing and no lock left it becomes evictable, a root goes."""
+        if node.ends and not node.locks:
             self._childless(node)
 
     def trim(self, leaf: Node, whole: int) -> int:
@@ -188,17 +235,23 @@ class Forest:
         self.version += 1
         return self.pool.release(going)
 
-    def clear(self, root: Node) -> None:
-        """Take a whole unlocked namespace out."""
-        del self.roots[root.namespace]
-        stack = list(root.children.values())
+    def clear(self, top: Node) -> None:
+        """Take an unlocked root, or an unlocked beginning of a branch, out with everything that follows."""
+        stack = list(top.children.values())
+        top.children = {}
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
+            for branch in (node.branches or {}).values():
+                stack.extend(branch.children.values())
+                self._unlist(branch)
+                branch.parent = None
+                branch.generation += 1
             self.leaves.discard(node)
             node.parent = None
             node.generation += 1
             self.num_nodes -= 1
             self.num_pages -= len(node.pages)
             self.pool.release(node.pages)
+        self._childless(top)
         self.version += 1

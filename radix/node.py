@@ -6,6 +6,7 @@
     start     pages on the path above, so that the run covers pages [start, start + len(pages))
     children  the runs that follow, under the bytes of their first page (a run shorter than a page: its own bytes).
               Two runs that differ anywhere in their first page are siblings.
+    branches  what goes on from here in other namespaces, each under an empty node (`radix.heads`); None: nothing
     order     the keys of `children`, sorted, once there are many of them and somebody asked for the closest
     num_tails children that are shorter than a page
     locks     receipts whose path goes through here; a node's count is never below a child's
@@ -18,7 +19,8 @@
     entry     its place among the leaves that may be evicted, or None
     ghost     under which place its evicted part is remembered, or None
 
-A root has no key, no pages and no parent.  A node that has left the tree has no parent either.
+A root has no key, no pages and no parent; an empty node that begins a branch has no key and no pages.  A node that has
+left the tree has no parent either.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Node:
     """See the head of this file."""
 
     __slots__ = (
+        "branches",
         "children",
         "entry",
         "generation",
@@ -80,6 +83,7 @@ class Node:
         self.start = start
         self.parent = parent
         self.children: dict[bytes, Node] = {}
+        self.branches: dict[str, Node] | None = None
         self.order: Any = None
         self.num_tails = 0
         self.locks = 0
@@ -91,6 +95,11 @@ class Node:
         self.reply = 0
         self.hint = Hint.NONE
         self.ghost: tuple[str, int, bytes] | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing follows it, in any namespace."""
+        return not self.children and self.branches is None
 
     def add_child(self, name: bytes, child: Node, page_bytes: int) -> None:
         """Put a run under this node.  `name`: its first page, or all of it when it is shorter."""

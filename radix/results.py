@@ -41,14 +41,17 @@ class Lock:
 
     A node that is split keeps its identity as the lower part, so the receipt goes on naming the whole path.
 
+    namespace  whose request it is for; the node may be a public head's
+
     uses   how often the run that was matched has been used now, if what is inserted with the receipt continues it
     reuse  what the policy learns when something is inserted with the receipt: that the match was put to use
     """
 
-    __slots__ = ("held", "node", "reuse", "uses")
+    __slots__ = ("held", "namespace", "node", "reuse", "uses")
 
-    def __init__(self, node: Node, uses: int = 0, reuse: Reuse | None = None) -> None:
+    def __init__(self, node: Node, uses: int = 0, reuse: Reuse | None = None, namespace: str | None = None) -> None:
         self.node = node
+        self.namespace = node.namespace if namespace is None else namespace
         self.uses = uses
         self.reuse = reuse
         self.held = True

@@ -9,6 +9,7 @@
 - A receipt of `lock` keeps the path to its node from being evicted.  Hold one as long as you hold pages of the
   tree: then everything that is not locked can really be freed, and `evictable_pages` is exact.
 - Nodes split where runs part and where a lock ends, so that nothing is locked that is not needed.
+- Declared public heads have pages that all namespaces share; see `radix.heads`.
 - A leaf that nobody but the inserting request holds grows in place: a conversation stays one node.
 - Each operation costs in proportion to the pages it touches, and to the logarithm of the number of leaves.
 """
@@ -16,16 +17,18 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radix.audit import check_forest, draw_forest
 from radix.eviction import LRU, EvictionPolicy, Reuse
 from radix.explain import Outlined, following, outline
 from radix.forest import Forest
+from radix.heads import PublicHeads
 from radix.node import TOKEN_BYTES, Hint, Node
 from radix.pool import PagePool, page_run
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
-from radix.walk import Stop, walk
+from radix.walk import Stop, walk, walk_public
 
 # on_evict(namespace, prefix, pages): `pages` are about to leave the tree under pressure; they hold the KV of the last
 # tokens of `prefix` (packed, from the first token of the path on), beginning on a page border.  What is wanted of
@@ -36,10 +39,16 @@ OnEvict = Callable[[str, bytes, Sequence[int]], None]
 class RadixTree:
     """A prefix cache over the pages of `pool`.  One thread at a time.
 
-    on_evict: called with every run that leaves under pressure; None for nobody.
+    on_evict: called with every run that leaves under pressure; None for nobody.  heads: what all namespaces share.
     """
 
-    def __init__(self, pool: PagePool, policy: EvictionPolicy | None = None, on_evict: OnEvict | None = None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        policy: EvictionPolicy | None = None,
+        on_evict: OnEvict | None = None,
+        heads: PublicHeads | None = None,
+    ) -> None:
         self._forest = Forest(pool, policy or LRU())
         self._pool = pool
         self._page_size = pool.page_size
@@ -47,6 +56,9 @@ class RadixTree:
         # May be set later too, by whoever owns the tree.
         self.on_evict = on_evict
         self._tick = 0
+        self._heads = heads or PublicHeads()
+        # For each namespace, receipts on public heads alone.
+        self._guests: Counter[str] = Counter()
 
     # Match, lock, unlock ------------------------------------------------------------------------------------------
 
@@ -55,11 +67,10 @@ class RadixTree:
 
         With `touch`, the nodes of which every page is of use count as used now.
         """
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return Match(0, array("q"), None, 0, namespace, None, 0)
         end = limit * TOKEN_BYTES
-        stop = walk(root, tokens if len(tokens) <= end else tokens[: max(end, 0)], self._page_size)
+        stop = self._walk(namespace, tokens if len(tokens) <= end else tokens[: max(end, 0)])
+        if stop is None:
+            return Match(0, array("q"), None, 0, namespace, None, 0)
         node, inside, whole, rows, pages = stop
         partial = None
         used = node
@@ -71,14 +82,32 @@ class RadixTree:
             node = inside
         if touch:
             self._touch(used, 1)
-        if node is root:
+        if not pages and not rows:
             return Match(0, array("q"), None, 0, namespace, None, 0)
         return Match(len(pages) * self._page_size + rows, pages, partial, rows, namespace, node, node.generation)
 
     def following(self, namespace: str, tokens: bytes, count: int) -> tuple[int, bytes]:
         """How many leading tokens are known, and up to `count` tokens that the cache has after them."""
+        stop = self._walk(namespace, tokens)
+        return (0, b"") if stop is None else following(stop, self._page_size, count)
+
+    @property
+    def public_namespace(self) -> str:
+        """Where the pages of declared heads are."""
+        return self._heads.namespace
+
+    def public_tokens(self, tokens: bytes) -> int:
+        """How many leading tokens of a run (packed) lie in pages that all namespaces share."""
+        return self._heads.pages(tokens) * self._page_size
+
+    def _walk(self, namespace: str, tokens: bytes) -> Stop | None:
+        """Where a run of a namespace stops to be known; None when nothing of the namespace is there."""
+        public = self._heads.pages(tokens)
+        if public:
+            root = self._forest.roots.get(self._heads.namespace)
+            return walk_public(root, namespace, tokens, self._page_size, public)
         root = self._forest.roots.get(namespace)
-        return (0, b"") if root is None else following(root, tokens, self._page_size, count)
+        return None if root is None else walk(root, tokens, self._page_size)
 
     def lock(self, match: Match) -> Lock:
         """Keep what was matched, its partial page included, until the receipt is given back.
@@ -105,7 +134,9 @@ class RadixTree:
             if used != len(node.pages):
                 node = self._part(node, used)
         self._forest.lock_path(node)
-        return Lock(node, uses, reuse)
+        if node.namespace != match.namespace:
+            self._guests[match.namespace] += 1
+        return Lock(node, uses, reuse, match.namespace)
 
     def _part(self, node: Node, whole: int) -> Node:
         """Split a node whose first `whole` pages alone are used now.  Returns these."""
@@ -113,7 +144,7 @@ class RadixTree:
         # `match` could not touch the upper part alone, which is now a node.
         self._touch(upper, 0)
         upper.uses += 1
-        if node.hint is Hint.NONE and not node.children and len(node.pages) <= whole:
+        if node.hint is Hint.NONE and node.ends and len(node.pages) <= whole:
             node.hint = Hint.PASSED
             self._forest.leaves.changed(node)
         return upper
@@ -123,7 +154,15 @@ class RadixTree:
         if not lock.held:
             raise StaleLock("this lock has been given back already")
         lock.held = False
+        self._leave_head(lock)
         self._forest.unlock_path(lock.node)
+
+    def _leave_head(self, lock: Lock) -> None:
+        """A receipt is given back: count it no longer, if it is one on a public head alone."""
+        if lock.namespace != lock.node.namespace:
+            self._guests[lock.namespace] -= 1
+            if not self._guests[lock.namespace]:
+                del self._guests[lock.namespace]
 
     def _touch(self, node: Node, hits: int) -> None:
         """The path to this node is used now: one tick for all of it, so that no part looks older than what is below."""
@@ -157,20 +196,25 @@ class RadixTree:
                 f"{len(tokens)} bytes of tokens do not fill {len(pages)} pages of {self._page_size} tokens: "
                 f"all pages but the last must be full, and the last not empty"
             )
-        if lock is not None and not (lock.held and lock.node.namespace == namespace):
+        if lock is not None and not (lock.held and lock.namespace == namespace):
             raise StaleLock("this lock has been given back already, or is another namespace's")
         if not pages:
             return Insert(array("q"), 0, lock)
-        root = self._forest.roots.get(namespace) or Node(namespace, b"", array("q"), 0, None)
-        stop = walk(root, tokens, self._page_size, closest=False)
+        public = self._heads.pages(tokens)
+        if public:
+            stop, have = self._into_head(namespace, tokens, pages, lock, public)
+        else:
+            root = self._forest.roots.get(namespace) or Node(namespace, b"", array("q"), 0, None)
+            stop = walk(root, tokens, self._page_size, closest=False)
+            have = len(stop.pages)
         known = stop.pages
-        have = len(known)
-        if have * self._page_size + stop.rows == num_tokens:
-            new_tokens = 0
+        new_tokens = 0
+        if len(known) * self._page_size + stop.rows == num_tokens:
             end = self._known_end(stop, lock is not None)
         else:
-            new_tokens = num_tokens - have * self._page_size
             end = self._grow(stop, tokens, pages, lock)
+        if have * self._page_size + stop.rows * (have == len(known)) < num_tokens:
+            new_tokens = num_tokens - have * self._page_size
         self._touch(end, 0)
         if lock is not None or new_tokens:
             self._used(end, tokens, have if new_tokens else None, lock, reply)
@@ -179,9 +223,31 @@ class RadixTree:
         elif new_tokens and end.entry is None:
             self._forest.leaves.add(end)
         full = len(tokens) // self._page_bytes
-        if have < full:
-            known += page_run(pages[have:full])
+        if len(known) < full:
+            known += page_run(pages[len(known) : full])
         return Insert(known, new_tokens, lock)
+
+    def _into_head(
+        self, namespace: str, tokens: bytes, pages: Sequence[int], lock: Lock | None, public: int
+    ) -> tuple[Stop, int]:
+        """Make the first `public` pages of a run known, which are a head's, and the branch where the rest goes.
+
+        Returns where the whole run stops then, and how many of its pages were known before.
+        """
+        name, cut = self._heads.namespace, public * self._page_bytes
+        root = self._forest.roots.get(name) or Node(name, b"", array("q"), 0, None)
+        stop = walk(root, tokens[:cut], self._page_size, closest=False)
+        have = len(stop.pages)
+        if have == public:
+            end = self._known_end(stop, True)
+        else:
+            end = self._grow(stop, tokens[:cut], pages[:public], lock)
+            stop.pages.extend(page_run(pages[have:public]))
+        if len(tokens) <= cut:
+            return Stop(end, None, 0, 0, stop.pages), have
+        branch = self._forest.branch(end, namespace)
+        rest = walk(branch, tokens[cut:], self._page_size, closest=False)
+        return rest._replace(pages=stop.pages + rest.pages), have if have < public else public + len(rest.pages)
 
     def _used(self, end: Node, tokens: bytes, known: int | None, lock: Lock | None, reply: int) -> None:
         """Note what the eviction policy wants to know of an inserted run.  `known`: pages that were here; None: all."""
@@ -225,7 +291,7 @@ class RadixTree:
             self._drop_tails(node, rest, lock)
         if node.parent is None:
             forest.roots[node.namespace] = node
-        elif not node.children and self._only_holder(node, lock):
+        elif node.pages and node.ends and self._only_holder(node, lock):
             forest.extend(node, rest, fresh, len(node.pages))
             return node
         return forest.attach(node, rest, fresh)
@@ -251,6 +317,9 @@ class RadixTree:
         """Give a receipt back for one on the path to `end`, which is locked before anything is unlocked."""
         old = lock.node
         lock.held = False
+        self._leave_head(lock)
+        if end.namespace != lock.namespace:
+            self._guests[lock.namespace] += 1
         at = end
         while at is not old and at.parent is not None:
             at = at.parent
@@ -259,7 +328,7 @@ class RadixTree:
         else:
             self._forest.lock_path(end)
             self._forest.unlock_path(old)
-        return Lock(end, lock.uses)
+        return Lock(end, lock.uses, namespace=lock.namespace)
 
     # Hints --------------------------------------------------------------------------------------------------------
 
@@ -269,15 +338,15 @@ class RadixTree:
         It holds until the run is used or grows.  False, and nothing is noted, when the last full page of the run is
         not here, or is part of something longer: then others need it.
         """
-        root = self._forest.roots.get(namespace)
-        if root is None:
+        stop = self._walk(namespace, tokens)
+        if stop is None:
             return False
-        node, inside, whole, rows, pages = walk(root, tokens, self._page_size)
+        node, inside, whole, rows, pages = stop
         node = inside if inside is not None and (whole or rows) else node
         full = len(tokens) // self._page_bytes
         here = node.start + len(node.key) // self._page_bytes
         # The last pages of both may be filled in part, and differently.
-        if node.parent is None or node.children or len(pages) < full or here > full:
+        if node.namespace != namespace or not node.pages or not node.ends or len(pages) < full or here > full:
             return False
         node.hint = hint
         self._forest.leaves.changed(node)
@@ -329,11 +398,11 @@ class RadixTree:
         before the flush; matches from before are stale.
         """
         roots = self._forest.roots
-        doomed = list(roots.values()) if namespace is None else [root for root in (roots.get(namespace),) if root]
-        if any(root.locks for root in doomed):
+        doomed = list(roots.values()) if namespace is None else self._forest.tops(namespace)
+        if any(top.locks for top in doomed) or (namespace is not None and self._guests[namespace]):
             return False
-        for root in doomed:
-            self._forest.clear(root)
+        for top in doomed:
+            self._forest.clear(top)
         return True
 
     # Counters and inspection --------------------------------------------------------------------------------------
@@ -369,7 +438,7 @@ class RadixTree:
 
     def namespaces(self) -> list[str]:
         """The namespaces that hold pages or receipts."""
-        return list(self._forest.roots)
+        return list(dict.fromkeys([*self._forest.roots, *self._forest.branches]))
 
     @property
     def tick(self) -> int:
@@ -380,8 +449,8 @@ class RadixTree:
         self, namespaces: Iterable[str], depth: int, max_nodes: int, head_tokens: int
     ) -> tuple[list[Outlined], int]:
         """The upper levels of these namespaces, see `radix.explain.outline`.  Touches nothing."""
-        roots = [self._forest.roots[name] for name in namespaces if name in self._forest.roots]
-        return outline(roots, depth, max_nodes, head_tokens)
+        tops = [top for name in namespaces for top in self._forest.tops(name)]
+        return outline(tops, depth, max_nodes, head_tokens)
 
     def owned(self) -> Iterator[Sequence[int]]:
         """The tree's pages, a list for each node: its part of the owners that `PagePool.check` asks for."""

@@ -56,3 +56,25 @@ def walk(root: Node, key: bytes, page_size: int, closest: bool = True) -> Stop:
         whole = tokens // page_size
         pages += child.pages[:whole]
         return Stop(node, child, whole, tokens - whole * page_size, pages)
+
+
+def walk_public(root: Node | None, namespace: str, key: bytes, page_size: int, public: int) -> Stop | None:
+    """As `walk`, for a run whose first `public` pages are a head's: down the head and on in the namespace's branch.
+
+    `root`: that of the heads.  None when there is none.
+    """
+    if root is None:
+        return None
+    cut = public * page_size * TOKEN_BYTES
+    # One page more may begin like the head's next one; copying from there is as good as from anywhere.
+    stop = walk(root, key[: cut + page_size * TOKEN_BYTES], page_size)
+    end = stop.node
+    branch = None
+    if len(stop.pages) == public and not stop.whole and end.branches is not None:
+        branch = end.branches.get(namespace)
+    if branch is None:
+        return stop
+    mine = walk(branch, key[cut:], page_size)
+    if mine.rows < stop.rows and not mine.pages:
+        return stop
+    return mine._replace(pages=stop.pages + mine.pages)

@@ -56,6 +56,7 @@ SERVE_FLAGS = (
     Flag("disk_cache_dir", str, "folder to keep prefixes in, for after a restart too (default: none)", (), "DIR"),
     Flag("disk_cache_gb", float, "largest size of that folder, in GB"),
     Flag("disable_exact_history", bool, "tokenize replies anew when they come back, rather than as they were sampled"),
+    Flag("public_prefix", str, "file of beginnings of prompts that tenants share (a body a line)", metavar="FILE"),
     Flag(
         "schedule_policy",
         ("lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"),

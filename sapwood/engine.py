@@ -21,12 +21,13 @@ import msgspec
 from sapwood import runs
 from sapwood.host import FrontThread
 from sapwood.items import Item, Options, Settings, chats_of, items_of, prompts_of
+from sapwood.public_heads import resolve_with_heads
 from sapwood.pull import resolve_model
 from srt.answer import Prompt
 from srt.config import ModelFacts, ServerConfig
 from srt.launch import WorkerCommand, worker_command
 from srt.messages import SchedulerStats, TextPrompt
-from srt.resolve import Resolved, resolve
+from srt.resolve import Resolved
 
 Reply = dict[str, Any]
 
@@ -53,7 +54,7 @@ class Engine:
             config = msgspec.convert({"log_level": "warning", **settings, "model": str(chosen)}, ServerConfig)
         except msgspec.ValidationError as error:
             raise TypeError(str(error)) from None
-        self._start(resolve(config, Path(resolve_model(config.model))), worker_command)
+        self._start(resolve_with_heads(config, Path(resolve_model(config.model))), worker_command)
 
     @classmethod
     def from_resolved(cls, resolved: Resolved, command: WorkerCommand = worker_command) -> Engine:

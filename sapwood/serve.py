@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from sapwood.public_heads import resolve_with_heads
 from sapwood.pull import resolve_model
 from srt.child import StartError, configure_logging
 from srt.config import ServerConfig
 from srt.front import Front
-from srt.resolve import Resolved, resolve
+from srt.resolve import Resolved
 
 if TYPE_CHECKING:
     from srt.http.server import HttpServer
@@ -40,7 +41,7 @@ def serve(config: ServerConfig) -> int:
     # What it tells of its own start and end we tell ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with contextlib.closing(bind(config.host, config.port)) as listener:
-        resolved = resolve(config, resolve_model(config.model))
+        resolved = resolve_with_heads(config, resolve_model(config.model))
         log.info("%s", resolved.line())
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(resolved, listener, begin))

@@ -52,6 +52,8 @@ class Misses:
             namespace = request.message.namespace
             _, cached_next = self._tree.following(namespace, tokens, SHOWN_TOKENS)
             eviction = self._log.find(namespace, tokens, position)
+            if eviction is None and position < self._tree.public_tokens(tokens):
+                eviction = self._log.find(self._tree.public_namespace, tokens, position)
             if eviction is not None:
                 reason = "evicted"
                 evicted_seconds_ago = self.now - eviction.at

@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from radix import PagePool, RadixTree, policy_by_name
+from radix import PagePool, PublicHeads, RadixTree, policy_by_name
 from scheduler.core import Scheduler
 from scheduler.events import Tokens
 from scheduler.inspection import TreeInspection
@@ -34,6 +34,7 @@ from srt.messages import (
     StepOutput,
     TokenDelta,
 )
+from srt.namespaces import PUBLIC
 from srt.plan import Executor, PageMemory, Plan, StepHandle
 
 log = logging.getLogger("sapwood.scheduler")
@@ -66,7 +67,7 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: Pa
     return Scheduler(
         limits,
         pool,
-        RadixTree(pool, eviction),
+        RadixTree(pool, eviction, heads=PublicHeads(PUBLIC, config.public_heads, config.page_size)),
         POLICIES[config.schedule_policy](),
         use_cache=not config.disable_radix_cache,
         stream_interval=config.stream_interval,

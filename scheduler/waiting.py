@@ -110,13 +110,30 @@ class WaitingQueue:
 
     def _published(self, namespace: str, tokens: bytes, start: int) -> None:
         """The tree has taken tokens `[start, end)` of a run."""
+        tree = self._holdings.tree
         for request, shared in self._sharing(namespace, tokens, start):
-            self._set_hint(request, max(request.hint_tokens, min(shared, request.match_limit)))
+            # What parts from a head at another page hangs from another place than the run that it shares more with.
+            if tree.public_tokens(tokens) != tree.public_tokens(request.key):
+                self._stale[request.rid] = request
+            else:
+                self._set_hint(request, max(request.hint_tokens, min(shared, request.match_limit)))
+        self._head_changed(namespace, tokens, start)
 
     def _evicted(self, namespace: str, tokens: bytes, start: int) -> None:
         """Tokens `[start, end)` of a run are about to leave the tree; another run may match as far, or nearly."""
         for request, _ in self._sharing(namespace, tokens, start):
             self._stale[request.rid] = request
+        self._head_changed(namespace, tokens, start)
+
+    def _head_changed(self, namespace: str, tokens: bytes, start: int) -> None:
+        """Where part of a public head has come or is about to go, it does so for the other namespaces too."""
+        public = self._holdings.tree.public_tokens(tokens)
+        if start >= public:
+            return
+        for name in self._by_tokens:
+            if name != namespace:
+                for request, _ in self._sharing(name, tokens[: 4 * public], start):
+                    self._stale[request.rid] = request
 
     def refresh(self) -> None:
         """Match those again that have lost something to eviction."""
@@ -183,12 +200,15 @@ class WaitingQueue:
             will_publish = len(other.key) // 4 // page_size * page_size
             if other.cached >= will_publish or not self._holdings.caches(other):
                 continue
+            common = request.match_limit
             if other.message.namespace != request.message.namespace:
-                continue
+                common = min(common, self._holdings.tree.public_tokens(request.key))
+                if common < SHARE_TOKENS:
+                    continue
             if matched is None:
                 matched = self._holdings.match_length(request)
             needed = max(matched + 1, SHARE_TOKENS)
-            reach = min(request.match_limit, will_publish)
+            reach = min(common, will_publish)
             last = slice(4 * (needed - 1), 4 * needed)
             # Strangers mostly differ there, which is seen faster than how much they share.
             if reach >= needed and request.key[last] == other.key[last]:

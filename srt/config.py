@@ -46,6 +46,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_cache_dir: str | None = None
     disk_cache_gb: float = 10.0
     disable_exact_history: bool = False
+    # A file of beginnings of prompts whose cached pages all tenants share.
+    public_prefix: str | None = None
     # Scheduling
     schedule_policy: Literal["lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"] = "lpm"
     radix_eviction_policy: Literal["lru", "lfu", "adaptive"] = "lru"
@@ -131,6 +133,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 1
     disk_cache_dir: str | None = None
     disk_cache_bytes: int = 0
+    # Packed token ids of the beginnings that all tenants share.
+    public_heads: tuple[bytes, ...] = ()
     log_level: str = "info"
 
 

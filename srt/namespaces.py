@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from srt.messages import NAMESPACE_SEPARATOR
 
+# Where the pages of declared public heads are kept.  It belongs to the tenant without a name, and is nobody's salt.
+PUBLIC = f"{NAMESPACE_SEPARATOR}public"
+
 
 def namespace_of(tenant: str, salt: str | None) -> str:
     """The namespace of a tenant's requests with this salt.  Raises ValueError for a tenant with a separator in it."""

@@ -43,7 +43,8 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration in which nothing is left open.  `kv_bytes`: what the page pool takes."""
+    """A configuration in which nothing is left open.  `kv_bytes`: what the page pool takes;
+    `public_heads`: packed token ids of the beginnings of prompts that all tenants share."""
 
     config: ServerConfig
     facts: ModelFacts
@@ -52,6 +53,7 @@ class Resolved:
     num_pages: int
     max_step_tokens: int
     kv_bytes: int
+    public_heads: tuple[bytes, ...] = ()
 
     @property
     def pool_tokens(self) -> int:
@@ -100,6 +102,7 @@ class Resolved:
                 stream_interval=config.stream_interval,
                 disk_cache_dir=None if config.disk_cache_dir is None else str(Path(config.disk_cache_dir).absolute()),
                 disk_cache_bytes=int(config.disk_cache_gb * 1e9),
+                public_heads=self.public_heads,
                 log_level=config.log_level,
             ),
         )
@@ -140,6 +143,7 @@ class Resolved:
             "queued": "no limit" if config.max_queued_requests is None else config.max_queued_requests,
             "radix_cache": "off" if config.disable_radix_cache else "on",
             "exact_history": "on" if self.history_bytes else "off",
+            "public_prefixes": len(self.public_heads),
             "disk_cache": "off" if config.disk_cache_dir is None else f"{config.disk_cache_gb:g}GB",
             "overlap": "off" if config.disable_overlap_schedule else "on",
             "tokenizers": config.tokenizer_workers,
@@ -206,6 +210,8 @@ def check_config(config: ServerConfig) -> None:
     if not (math.isfinite(config.drain_seconds) and config.drain_seconds >= 0.0):
         raise StartError(f"--drain-seconds {config.drain_seconds:g}: must be 0 or more")
     _check_disk_cache(config)
+    if config.public_prefix is not None and config.disable_radix_cache:
+        raise StartError("--public-prefix: says what tenants share of the radix cache, so it is of no use without it")
     if config.served_model_name == "":
         raise StartError("--served-model-name: must not be empty")
     if config.api_key == "":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from radix import PagePool, RadixTree
+from radix import PagePool, PublicHeads, RadixTree
 from scheduler.core import Scheduler
 from scheduler.events import Tokens
 from scheduler.limits import Limits
@@ -17,6 +17,7 @@ from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.tier_io import TierFiles
 from srt.messages import Abort, Rejected, StopFound, TokenDelta, pack_ids
+from srt.namespaces import PUBLIC
 from srt.plan import Plan, StepHandle
 from tests.scheduler.oracle import Oracle, Stream, message
 
@@ -27,7 +28,7 @@ class Bench:
     """Drives a scheduler as its loop does.  `overlap` keeps one step in flight while the next is planned.
 
     `disk`: a folder to keep pages in, in blocks of `block_pages`; its threads' work is done in `step`, one piece of
-    each kind, or, without `disk_works`, when the test says so.
+    each kind, or, without `disk_works`, when the test says so.  `heads`: beginnings that all namespaces share.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Bench:
         swap_pages: int = 0,
         preemption: Literal["auto", "recompute", "swap"] = "auto",
         stream_interval: int = 1,
+        heads: Sequence[Sequence[int]] = (),
         **limits: Any,
     ) -> None:
         self.now = 0.0
         self.pool = PagePool(pages, page_size)
-        self.tree = RadixTree(self.pool)
+        declared = PublicHeads(PUBLIC, [pack_ids(head) for head in heads], page_size)
+        self.tree = RadixTree(self.pool, heads=declared)
         bounds = Limits(context, step_tokens, rows, max_queued, eos_token_ids=eos, **limits)
         self.oracle = Oracle(pages, page_size, step_tokens, rows)
         self.files: TierFiles | None = None

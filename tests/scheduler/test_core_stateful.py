@@ -28,6 +28,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         use_cache=st.sampled_from([True, True, True, False]),
         swap_pages=st.sampled_from([0, 0, 3, 100]),
         preemption=st.sampled_from(["auto", "recompute", "swap"]),
+        heads=st.sampled_from([(), (), HEADS[:1], [HEADS[1][:20], HEADS[0][:12], HEADS[3]]]),
     )
     def start(
         self,
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         use_cache: bool,
         swap_pages: int,
         preemption: str,
+        heads: list[list[int]],
     ) -> None:
         self.settings = {
             "pages": pages,
@@ -52,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "use_cache": use_cache,
             "swap_pages": swap_pages,
             "preemption": preemption,
+            "heads": heads,
             "context": 80,
         }
         self.mean = mean
@@ -71,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 3), max_size=6),
         max_new=st.integers(0, 20),
         stop=st.lists(st.integers(0, 49), max_size=2),
-        namespace=st.sampled_from(["", "", "other"]),
+        namespace=st.sampled_from(["", "", "other", "third"]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
     )
     def arrive(
