@@ -14,7 +14,6 @@ and it has been launched.  Messages are decoded from frames and encoded to frame
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import statistics
 import time
@@ -24,6 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
+from scheduler.garbage import few_collections
 from scheduler.process import Loop, build_core
 from srt.config import ModelFacts, SchedulerConfig
 from srt.ipc import Decoder
@@ -169,10 +169,8 @@ def run(batch: int, waiting: int, step_seconds: float, steps: int, policy: str, 
     front = Front(batch + waiting, batch, WARM_UP_STEPS + steps, device)
     socket = cast(Any, front)
     loop = Loop(build_core(config), device, socket, socket, socket, overlap)
-    # As in the server.
-    gc.collect()
-    gc.freeze()
-    loop.run()
+    with few_collections():
+        loop.run()
     exposed = sorted(device.exposed[WARM_UP_STEPS:])
     cpu = (device.cpu[-1] - device.cpu[WARM_UP_STEPS]) / (len(device.cpu) - 1 - WARM_UP_STEPS)
     return Overhead(

@@ -22,6 +22,12 @@ class Row:
     samples: bool
 
 
+def next_row(request: Request, num_tokens: int) -> Row:
+    """The row of the next `num_tokens` tokens that the request has to compute."""
+    end = request.planned + num_tokens
+    return Row(request, request.planned, end, end == request.known + request.promised and request.max_new_tokens > 0)
+
+
 class Batch:
     """What one step computes: one more token for each of `decoding`, in that order, and behind them `rows`.
 

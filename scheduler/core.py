@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radix import PagePool, RadixTree
-from scheduler.batch import Batch, Row, build_plan
+from scheduler.batch import Batch, Row, build_plan, next_row
 from scheduler.events import Event, Outgoing, add_prompt_logprobs, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
@@ -27,6 +27,7 @@ from scheduler.pace import Pace
 from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
+from scheduler.running import Running
 from scheduler.slots import Slots
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
@@ -65,7 +66,6 @@ class Scheduler:
         self.limits = limits
         self._outgoing = Outgoing(stream_interval)
         self.holdings = Holdings(pool, tree, use_cache, tier, swap)
-        self.preemption = preemption
         self.growth = GrowthEstimate()
         self.pace = pace or Pace(None)
         self.totals = Totals()
@@ -74,10 +74,20 @@ class Scheduler:
         self._misses = Misses(tree, pool.page_size)
         self.holdings.on_evict.append(self._misses.evicted)
         self._waiting = WaitingQueue(self.holdings, policy)
-        # In order of admission.
-        self._running: list[Request] = []
         self._in_flight: deque[InFlight] = deque()
         self._slots = Slots(limits.max_running_requests)
+        self._running = Running(
+            limits,
+            self.holdings,
+            self._slots,
+            self._waiting,
+            self.growth,
+            self.pace,
+            self.totals,
+            self._misses,
+            preemption,
+            self._fail,
+        )
         self._deadlines = Deadlines()
         self._early_aborts: OrderedDict[str, None] = OrderedDict()
         self._next_step = 0
@@ -228,7 +238,7 @@ class Scheduler:
         self.holdings.tier.poll(now)
         self._expire(now)
         retractions = self.totals.retractions
-        batch = self._continue_running()
+        batch = self._running.batch(bool(self._in_flight))
         if batch is None:
             return None
         copies: list[Copy] = []
@@ -242,109 +252,6 @@ class Scheduler:
         self._in_flight.append(InFlight(step, batch))
         return plan
 
-    def _continue_running(self) -> Batch | None:
-        """Running requests, those that sample with one token first.  None: wait for the step in flight."""
-        page_size = self.holdings.page_size
-        decoding, others = self._wanting()
-        del decoding[self.limits.max_step_tokens :]
-        stuck: list[Request] = []
-        for request in decoding:
-            # Most have room in their last page.
-            end = request.planned + 1
-            if end > request.table.num_pages * page_size and not self._grows(request, end):
-                if self._in_flight:
-                    return None
-                stuck.append(request)
-        budget = self.limits.max_step_tokens - len(decoding) + len(stuck)
-        share = self._prefill_share(len(decoding) + sum(left == 1 for _, left in others))
-        rows: list[Row] = []
-        for request, left in sorted(others, key=lambda pair: pair[1] > 1):
-            num_tokens = min(left, budget) if left == 1 else min(left, budget, share)
-            if num_tokens == 0:
-                break
-            if not self._grows(request, request.planned + num_tokens):
-                if self._in_flight:
-                    return None
-                continue
-            budget -= num_tokens
-            share -= num_tokens if left > 1 else 0
-            rows.append(self._row(request, num_tokens))
-        # Some may have been retracted to make room for others behind them.
-        return Batch(
-            [r for r in decoding if r.slot is not None and r not in stuck],
-            [row for row in rows if row.request.slot is not None],
-        )
-
-    def _wanting(self) -> tuple[list[Request], list[tuple[Request, int]]]:
-        """Running requests that decode, and the others with the tokens that they could compute."""
-        decoding: list[Request] = []
-        others: list[tuple[Request, int]] = []
-        for request in self._running:
-            # This is `request.to_plan`, written out: it is asked of every request in every step.
-            known = len(request.tokens) + request.promised
-            if request.promised and known >= request.end_at:
-                continue
-            if request.status is Status.DECODING:
-                decoding.append(request)
-            elif known > request.planned:
-                others.append((request, known - request.planned))
-        return decoding, others
-
-    def _prefill_share(self, decode_rows: int) -> int:
-        return self.pace.prefill_tokens(decode_rows, self.limits.max_step_tokens, self.holdings.page_size)
-
-    def _row(self, request: Request, num_tokens: int) -> Row:
-        end = request.planned + num_tokens
-        samples = end == request.known + request.promised and request.max_new_tokens > 0
-        return Row(request, request.planned, end, samples)
-
-    def _grows(self, request: Request, num_tokens: int) -> bool:
-        """Make room, but for one that was retracted to make room for others before it."""
-        return request.slot is not None and self._make_room(request, num_tokens)
-
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Grow the request's table, retracting others, or itself, when the pool is dry and nothing is in flight."""
-        self._misses.pressure = (f"a running request grew to {num_tokens} tokens", request.message.tenant)
-        while not self.holdings.grow(request, num_tokens):
-            if self._in_flight or self.holdings.tier.gives_back():
-                return False
-            victim = self._victim()
-            if victim is request and len(self._running) == 1:
-                # Arrival refuses what cannot fit alone, so this is a fault of ours: better one request than all.
-                text = f"no room for {num_tokens} tokens though nothing else runs"
-                self._end(request, Status.FAILED, Finish("error", message=text, status=500), request.computed)
-                return False
-            self._retract(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _victim(self) -> Request:
-        """Of the least priority the one admitted last: it loses least, and the oldest always gets on."""
-        return min(reversed(self._running), key=lambda r: r.message.priority)
-
-    def _retract(self, request: Request) -> None:
-        self.totals.retractions += 1
-        self.growth.retracted()
-        self._running.remove(request)
-        self._slots.give_back(request)
-        if self._swap_pays(request) and self.holdings.swap_out(request):
-            self.totals.swaps += 1
-        self.holdings.release(request, request.computed, None)
-        request.move_to(Status.WAITING)
-        request.retractions += 1
-        request.key = request.tokens.tobytes()
-        self._waiting.add(request)
-
-    def _swap_pays(self, request: Request) -> bool:
-        """Whether the request's pages go to swap space: as configured, or where copying takes less than computing."""
-        if self.holdings.swap is None or self.preemption == "recompute":
-            return False
-        if self.preemption == "swap":
-            return True
-        copying = self.holdings.swap.seconds(self.holdings.pages_for(request.computed))
-        return copying < self.pace.prefill_seconds(request.computed)
-
     # ---- admission -----------------------------------------------------------------------------------------
 
     def _admit_waiting(self, batch: Batch, now: float) -> list[Copy]:
@@ -352,7 +259,7 @@ class Scheduler:
         copies: list[Copy] = []
         if not self._waiting or not self._slots.any_free:
             return copies
-        share = self._prefill_share(batch.decode_rows) - batch.prefill_tokens
+        share = self._running.prefill_share(batch.decode_rows) - batch.prefill_tokens
         budget = min(self.limits.max_step_tokens - batch.num_tokens, share)
         if budget <= 0:
             return copies
@@ -380,7 +287,7 @@ class Scheduler:
             budget -= num_tokens
             self._start(request, now)
             self._waiting.remove(request)
-            batch.add(self._row(request, num_tokens))
+            batch.add(next_row(request, num_tokens))
             prefilling.append(request)
             reserve += self.growth.pages((request,), self.holdings.page_size)
         return copies
@@ -389,8 +296,7 @@ class Scheduler:
         request.move_to(Status.PREFILLING)
         if self.holdings.swap is not None:
             self.holdings.swap.drop(request.rid)
-        self._slots.take(request)
-        self._running.append(request)
+        self._running.add(request)
         self.totals.prompt_lookups(request)
         self.holdings.tier.admitted(request)
         if request.first_cached is None:
@@ -511,7 +417,6 @@ class Scheduler:
             self._waiting.remove(request)
             return
         self._running.remove(request)
-        self._slots.give_back(request)
         in_flight = request.planned > request.computed and bool(self._in_flight)
         self.holdings.release(request, keep_tokens, self._in_flight[-1].step if in_flight else None)
 
@@ -521,7 +426,7 @@ class Scheduler:
         """Recompute what is kept for speed and compare.  Raises AssertionError."""
         everybody = [*self._waiting, *self._running]
         assert sorted(self._requests) == sorted(r.rid for r in everybody), "requests = waiting + running"
-        self._slots.check(self._running)
+        self._running.check()
         for request in everybody:
             assert not request.is_terminal, "who is here has not ended"
             assert request.cached <= request.computed <= request.planned <= request.known + request.promised

@@ -48,10 +48,13 @@ class GrowthEstimate:
         usual = round(self.mean_tokens * self.stretch)
         total = 0
         for request in requests:
-            known = len(request.tokens)
-            outputs = known - request.prompt_tokens
-            more = min(max(0, request.max_new_tokens - outputs), max(page_size, usual - outputs))
-            missing = -(-(known + request.promised + more) // page_size) - request.table.num_pages
+            end = request.prompt_tokens + usual
+            least = len(request.tokens) + page_size
+            if end < least:
+                end = least
+            if end > request.end_at:
+                end = request.end_at
+            missing = -(-(end + request.promised) // page_size) - request.table.num_pages
             if missing > 0:
                 total += missing
         return total

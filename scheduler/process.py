@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import zmq
 
 from radix import PagePool, PublicHeads, RadixTree, policy_by_name
+from scheduler import garbage
 from scheduler.core import Scheduler
 from scheduler.events import Tokens
 from scheduler.inspection import TreeInspection
@@ -43,6 +43,8 @@ STATS_SECONDS = 0.25
 LOG_SECONDS = 10.0
 # How long to wait for messages when something is left to do that no step in flight will bring about.
 STALLED_WAIT_SECONDS = 0.02
+# With nothing to do for so long, there is time for a garbage collection.
+PAUSE_SECONDS = 0.5
 
 
 def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: PageMemory | None = None) -> Scheduler:
@@ -221,10 +223,17 @@ class Loop:
         """Nothing runs: sleep until a message comes, or shortly where something is left to do."""
         unsent = not (self._detokenizer.flush() and self._front.flush())
         seconds = STALLED_WAIT_SECONDS if unsent or not self._core.idle else None
+        if seconds is None and garbage.due():
+            if self._wait(PAUSE_SECONDS):
+                return
+            garbage.collect()
+        self._wait(seconds)
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Until a message comes or the core is woken.  False when the time was up first."""
         if self._wake is None:
-            self._inbox.wait(seconds)
-        else:
-            self._inbox.wait(seconds, self._wake)
+            return self._inbox.wait(seconds)
+        return self._inbox.wait(seconds, self._wake)
 
 
 def fault_of(core: Scheduler) -> str:
@@ -255,12 +264,10 @@ def serve(settings_path: Path, context: zmq.Context[Any], phases: Phases, ready:
     core = build_core(config, None if opened is None else opened.tier, executor.memory)
     detokenizer = Outbox(context, inbox_path(config.run_dir, "detokenizer"))
     front = Outbox(context, inbox_path(config.run_dir, "front"))
-    # What lives now lives to the end: the collector need not walk it again during serving.
-    gc.collect()
-    gc.freeze()
     ready(0, page_size=config.page_size, pages=config.num_pages, policy=config.schedule_policy)
     wake = None if opened is None else opened.wake.fd
-    Loop(core, executor, inbox, detokenizer, front, config.overlap, wake=wake).run()
+    with garbage.few_collections():
+        Loop(core, executor, inbox, detokenizer, front, config.overlap, wake=wake).run()
     if opened is not None:
         opened.close()
     for socket in (inbox, detokenizer, front):

@@ -680,7 +680,7 @@ def test_a_request_can_be_preempted_at_every_step_of_its_life_without_a_trace_in
             request = bench.core._requests.get("a")
             if request is None:
                 break
-            bench.core._retract(request)
+            bench.core._running.retract(request)
             bench.core.check()
             bench.run()
             stream = bench.streams["a"]
