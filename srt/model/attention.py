@@ -248,7 +248,8 @@ class TorchAttention:
         self._config = config
         self._pool = pool
         self._groups = config.num_heads // config.num_kv_heads
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale
+        self._cap = config.attention_softcap
 
     def plan(self, batch: ForwardBatch) -> dict[int | None, AttentionPlan]:
         """The step's plan for every window size that a layer of the model has."""
@@ -283,7 +284,7 @@ class TorchAttention:
         """Every query sees every key: the queries of a KV head stand in one matrix, so that K and V are read once."""
         n, kv_heads, groups, head_dim = q.shape
         folded = q.transpose(0, 1).reshape(1, kv_heads, n * groups, head_dim)
-        out, log_sum = _kernel(folded, k.transpose(0, 1)[None], v.transpose(0, 1)[None], False, None, self._scale)
+        out, log_sum = self._kernel(folded, k.transpose(0, 1)[None], v.transpose(0, 1)[None], False, None)
         return (
             out.reshape(kv_heads, n, groups, head_dim).transpose(0, 1),
             log_sum.reshape(kv_heads, n, groups).transpose(0, 1),
@@ -294,18 +295,24 @@ class TorchAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention under `bias`, or causal where it is None.  A KV head serves its queries by a stride of zero."""
         spread = (-1, self._groups, -1, -1)
-        out, log_sum = _kernel(
+        out, log_sum = self._kernel(
             q.permute(1, 2, 0, 3),
             k.transpose(0, 1)[:, None].expand(spread),
             v.transpose(0, 1)[:, None].expand(spread),
             bias is None,
             bias,
-            self._scale,
         )
         return out.permute(2, 0, 1, 3), log_sum.permute(2, 0, 1)
 
+    def _kernel(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._cap is not None:
+            return _capped_kernel(q, k, v, causal, bias, self._scale, self._cap)
+        return _fused_kernel(q, k, v, causal, bias, self._scale)
 
-def _kernel(
+
+def _fused_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, bias: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's fused CPU attention, which takes strided views and also returns the log of the softmax sums.
@@ -318,6 +325,19 @@ def _kernel(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
     return out, log_sum
+
+
+def _capped_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, bias: torch.Tensor | None, scale: float, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_fused_kernel`, with a soft cap on the scores, which the fused one does not have: all scores at once."""
+    scores = torch.tanh(q.float() @ k.float().transpose(-1, -2) * (scale / cap)) * cap
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores.masked_fill_(hidden, float("-inf"))
+    if bias is not None:
+        scores += bias
+    return (scores.softmax(dim=-1) @ v.float()).to(q.dtype), scores.logsumexp(dim=-1)
 
 
 def _merge(parts: torch.Tensor, log_sums: torch.Tensor, merge: Merge) -> torch.Tensor:

@@ -8,7 +8,8 @@ holds, as in transformers.  Whatever would change the numbers and is not compute
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +20,10 @@ from srt.config import ModelFacts
 CHAT_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+Activation = Literal["silu", "gelu_tanh"]
+# Every name that configurations give the activations.
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 class UnsupportedModel(Exception):
@@ -47,10 +52,13 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only model of the Llama family.
+    """A decoder-only model of the Llama or the Gemma family.
 
     `sliding_windows` has one entry for each layer: None, or the number of tokens that a token sees, itself
-    included.  `dtype` is the one that the weights are stored in, as the configuration says.
+    included.  `dtype` is the one that the weights are stored in, as the configuration says.  What follows it is at its
+    default in the Llama family: `window_rope` turns the heads of layers with a window where it is not `rope`;
+    `unit_offset_norms`: a norm multiplies by 1 + its weight; `post_norms`: the outputs of attention and of the MLP are
+    normed before they are added; a soft cap c makes c * tanh(s / c) of a score, or of a logit.
     """
 
     model_type: str
@@ -71,6 +79,34 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     dtype: str
+    window_rope: RopeConfig | None = None
+    activation: Activation = "silu"
+    unit_offset_norms: bool = False
+    post_norms: bool = False
+    scaled_embedding: bool = False
+    query_pre_attn_scalar: float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+
+    @property
+    def attention_scale(self) -> float:
+        """What the products of queries and keys are multiplied with."""
+        return 1.0 / math.sqrt(self.query_pre_attn_scalar or self.head_dim)
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied with, not yet rounded to the dtype of the weights."""
+        return math.sqrt(self.hidden_size) if self.scaled_embedding else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaDefaults:
+    """What the generations of Gemma differ in.  Of every `window_pattern` layers the last one sees everything."""
+
+    window_pattern: int
+    ropes_by_kind: bool = False
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +119,32 @@ class Family:
     qk_norm: bool = False
     head_dim: int | None = None
     kv_heads_default_to_heads: bool = False
-    window: Literal["none", "all_layers", "switched"] = "none"
+    window: Literal["none", "all_layers", "switched", "patterned"] = "none"
     rms_norm_eps: float = 1e-6
+    gemma: GemmaDefaults | None = None
 
 
+GEMMA_HEAD_DIM = 256
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", bias_keys=True, kv_heads_default_to_heads=True),
     "MistralForCausalLM": Family("mistral", window="all_layers"),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window="switched"),
     "Qwen3ForCausalLM": Family("qwen3", bias_keys=True, qk_norm=True, head_dim=128, window="switched"),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        bias_keys=True,
+        head_dim=GEMMA_HEAD_DIM,
+        window="patterned",
+        gemma=GemmaDefaults(2, attention_softcap=50.0, final_softcap=30.0),
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        bias_keys=True,
+        qk_norm=True,
+        head_dim=GEMMA_HEAD_DIM,
+        window="patterned",
+        gemma=GemmaDefaults(6, ropes_by_kind=True),
+    ),
 }
 DEFAULT_WINDOW = 4096
 
@@ -144,6 +197,12 @@ class Fields:
             raise self.broken(key, "a positive number")
         return float(value)
 
+    def optional_number(self, key: str, default: float | None) -> float | None:
+        """A positive number; an explicit null stands for none, an absent key for the default."""
+        if self.values.get(key, default) is None:
+            return None
+        return self.number(key, default)
+
     def boolean(self, key: str, default: bool) -> bool:
         """A bool; null counts as absent."""
         value = self.values.get(key)
@@ -173,7 +232,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise BrokenModelFolder(f"{folder}: no such folder")
     fields = Fields(folder / "config.json", read_json(folder / "config.json"))
     family = _family(fields)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, family)
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if family.kv_heads_default_to_heads else None)
     hidden_size = fields.integer("hidden_size")
@@ -183,7 +242,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if head_dim % 2:
         raise BrokenModelFolder(f"{fields.path}: head_dim is {head_dim}, expected an even number")
     num_layers = fields.integer("num_hidden_layers")
-    return ModelConfig(
+    config = ModelConfig(
         model_type=family.model_type,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -194,14 +253,29 @@ def read_model_config(folder: Path) -> ModelConfig:
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rope=_rope(fields),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+        rope=_rope(fields, family),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", family.gemma is not None),
         qkv_bias=family.qkv_bias or (family.bias_keys and fields.boolean("attention_bias", False)),
         o_bias=family.bias_keys and fields.boolean("attention_bias", False),
         mlp_bias=family.model_type == "llama" and fields.boolean("mlp_bias", False),
         qk_norm=family.qk_norm,
         sliding_windows=_sliding_windows(fields, family, num_layers),
         dtype=_dtype(fields),
+    )
+    return config if family.gemma is None else _as_gemma(config, fields, family.gemma)
+
+
+def _as_gemma(config: ModelConfig, fields: Fields, defaults: GemmaDefaults) -> ModelConfig:
+    return replace(
+        config,
+        window_rope=_window_rope(fields) if defaults.ropes_by_kind else None,
+        activation="gelu_tanh",
+        unit_offset_norms=True,
+        post_norms=True,
+        scaled_embedding=True,
+        query_pre_attn_scalar=fields.number("query_pre_attn_scalar", GEMMA_HEAD_DIM),
+        attention_softcap=fields.optional_number("attn_logit_softcapping", defaults.attention_softcap),
+        final_softcap=fields.optional_number("final_logit_softcapping", defaults.final_softcap),
     )
 
 
@@ -220,22 +294,50 @@ def _family(fields: Fields) -> Family:
     raise UnsupportedModel(f"{fields.path}: model type {found!r} is not supported, only those of {known}")
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, family: Family) -> None:
     quantization = fields.mapping("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "of an unnamed method")
         raise UnsupportedModel(f"{fields.path}: quantization_config {method} is not supported; use unquantised weights")
-    activation = fields.values.get("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"{fields.path}: hidden_act {activation!r} is not supported, only silu")
+    # Gemma's folders may have hidden_act too, which counts for nothing there.
+    key, wanted = ("hidden_act", "silu") if family.gemma is None else ("hidden_activation", "gelu_pytorch_tanh")
+    activation = fields.values.get(key) or wanted
+    if not isinstance(activation, str) or ACTIVATIONS.get(activation) != ACTIVATIONS[wanted]:
+        raise UnsupportedModel(f"{fields.path}: {key} {activation!r} is not supported, only {wanted}")
+    if fields.values.get("use_bidirectional_attention"):
+        raise UnsupportedModel(f"{fields.path}: use_bidirectional_attention is not supported, only causal attention")
+    if family.model_type == "gemma3_text" and fields.values.get("attn_logit_softcapping") is not None:
+        # The reference reads the key and then leaves it out of its sums: which of the two was meant cannot be known.
+        raise UnsupportedModel(f"{fields.path}: attn_logit_softcapping is not supported in a gemma3_text model")
 
 
-def _rope(fields: Fields) -> RopeConfig:
+def _rope(fields: Fields, family: Family) -> RopeConfig:
+    by_kind = family.gemma is not None and family.gemma.ropes_by_kind
+    if by_kind and fields.mapping("rope_parameters"):
+        return _read_rope(fields, _rope_of_kind(fields, "full_attention"), "rope_theta", 1e6)
     key = "rope_parameters" if fields.mapping("rope_parameters") else "rope_scaling"
     parameters = Fields(fields.path, fields.mapping(key))
     if any(isinstance(value, dict) for value in parameters.values.values()):
         raise UnsupportedModel(f"{fields.path}: {key} that differ by layer type are not supported")
-    theta = parameters.number("rope_theta", fields.number("rope_theta", 10000.0))
+    return _read_rope(fields, parameters, "rope_theta", 1e6 if by_kind else 10000.0)
+
+
+def _window_rope(fields: Fields) -> RopeConfig:
+    return _read_rope(fields, _rope_of_kind(fields, "sliding_attention"), "rope_local_base_freq", 10000.0)
+
+
+def _rope_of_kind(fields: Fields, kind: str) -> Fields:
+    """Of `rope_parameters` by the layers' type those of one type; empty where the folder has the older keys."""
+    by_kind = Fields(fields.path, fields.mapping("rope_parameters"))
+    unknown = sorted(set(by_kind.values) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise fields.broken("rope_parameters", "an object with full_attention and sliding_attention")
+    return Fields(fields.path, by_kind.mapping(kind))
+
+
+def _read_rope(fields: Fields, parameters: Fields, theta_key: str, default_theta: float) -> RopeConfig:
+    """The rope that `parameters` state; their theta may also stand in `fields` as `theta_key`."""
+    theta = parameters.number("rope_theta", fields.number(theta_key, default_theta))
     for holder in (fields, parameters):
         if holder.number("partial_rotary_factor", 1.0) != 1.0:
             factor = holder.values["partial_rotary_factor"]
@@ -265,10 +367,15 @@ def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[i
         # An explicit null switches the window off; an absent key means the family's default.
         stated = fields.values.get("sliding_window", DEFAULT_WINDOW)
         return (None if stated is None else fields.integer("sliding_window", DEFAULT_WINDOW),) * num_layers
-    if not fields.boolean("use_sliding_window", False) or fields.values.get("sliding_window", DEFAULT_WINDOW) is None:
+    if family.gemma is None and (
+        not fields.boolean("use_sliding_window", False) or fields.values.get("sliding_window", DEFAULT_WINDOW) is None
+    ):
         return (None,) * num_layers
     window = fields.integer("sliding_window", DEFAULT_WINDOW)
     layer_types = fields.values.get("layer_types")
+    if layer_types is None and family.gemma is not None:
+        pattern = fields.integer("sliding_window_pattern", family.gemma.window_pattern)
+        return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
     if layer_types is None:
         # As with the key absent in transformers: the first `max_window_layers` layers see everything.
         full = fields.values.get("max_window_layers", 28)

@@ -24,7 +24,7 @@ from srt.model.interface import ForwardBatch
 from srt.model.kernels.build import BuildFailed, Variant, build_library, host_variants
 from srt.model.kernels.check import check_batch, check_copies, check_tokens
 from srt.model.rope import inverse_frequencies
-from srt.model.weights import TensorSource, check_tensors, open_tensors
+from srt.model.weights import TensorSource, check_tensors, norm_names, open_tensors
 from srt.plan import Int32Array
 
 log = logging.getLogger("sapwood.kernels")
@@ -34,9 +34,10 @@ STRIP = 16
 # In the order of enum Weight and enum Vector in kernels/model.h.
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 HEAD = len(MATRICES)
-VECTORS = ("input_layernorm.weight", "post_attention_layernorm.weight", "", "q_norm.weight", "k_norm.weight")
+NORMS = {"input_norm": 0, "mlp_norm": 1, "attention_post_norm": 12, "mlp_post_norm": 13}
+HEAD_NORMS = {"self_attn.q_norm": 3, "self_attn.k_norm": 4}
 FINAL_NORM = 2
-FIRST_BIAS = len(VECTORS)
+FIRST_BIAS = 5
 # Number formats that weights can be held in beside the dtypes.
 QUANTIZATIONS = ("int8", "int4")
 # In the order of enum Phase in kernels/model.h.
@@ -52,8 +53,10 @@ class Spec(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("vocab", "num_pages", "page_size", "threads", "qk_norm")),
-        *((name, ctypes.c_float) for name in ("norm_eps", "rope_scale", "attention_scale")),
+        *((name, ctypes.c_int32) for name in ("vocab", "num_pages", "page_size", "threads")),
+        *((name, ctypes.c_int32) for name in ("qk_norm", "gelu", "ropes")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "rope_scale", "attention_scale", "embedding_scale")),
+        *((name, ctypes.c_float) for name in ("attention_cap", "final_cap")),
         *((name, ctypes.c_void_p) for name in ("inverse_frequencies", "windows", "kv")),
     )
 
@@ -221,7 +224,8 @@ class NativeModel:
     def _spec(self, threads: int) -> Spec:
         config = self.config
         # Kept as long as the model is being made: the kernels copy what these point at.
-        self._frequencies = inverse_frequencies(config).contiguous()
+        ropes = [config.rope] if config.window_rope is None else [config.rope, config.window_rope]
+        self._frequencies = torch.stack([inverse_frequencies(rope, config.head_dim) for rope in ropes])
         self._windows = np.array([window or 0 for window in config.sliding_windows], np.int32)
         return Spec(
             layers=config.num_layers,
@@ -235,9 +239,15 @@ class NativeModel:
             page_size=self.kv.page_size,
             threads=threads,
             qk_norm=int(config.qk_norm),
+            gelu=int(config.activation == "gelu_tanh"),
+            ropes=len(ropes),
             norm_eps=config.rms_norm_eps,
             rope_scale=1.0,
-            attention_scale=config.head_dim**-0.5,
+            attention_scale=config.attention_scale,
+            # Rounded as a weight is, before it is used.
+            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=self._dtype)),
+            attention_cap=config.attention_softcap or 0.0,
+            final_cap=config.final_softcap or 0.0,
             inverse_frequencies=self._frequencies.data_ptr(),
             windows=self._windows.ctypes.data,
             kv=self.kv.pages.ctypes.data,
@@ -253,11 +263,12 @@ class NativeModel:
                 self._set_weight(layer, which, source.get(name + ".weight"))
                 if name + ".bias" in names:
                     self._set_vector(layer, FIRST_BIAS + which, source.get(name + ".bias"))
-            for which, vector in enumerate(VECTORS):
-                name = prefix + ("self_attn." if which > FINAL_NORM else "") + vector
-                if name in names:
-                    self._set_vector(layer, which, source.get(name))
-        self._set_vector(0, FINAL_NORM, source.get("model.norm.weight"))
+            for field, norm in norm_names(self.config).items():
+                self._set_norm(layer, NORMS[field], source.get(f"{prefix}{norm}.weight"))
+            for norm, which in HEAD_NORMS.items():
+                if self.config.qk_norm:
+                    self._set_norm(layer, which, source.get(f"{prefix}{norm}.weight"))
+        self._set_norm(0, FINAL_NORM, source.get("model.norm.weight"))
         embedding = source.get("model.embed_tokens.weight").contiguous()
         self._set_weight(0, HEAD, embedding if self.config.tie_word_embeddings else source.get("lm_head.weight"))
         self.kernels.library.sapwood_set_embedding(self._handle, embedding.data_ptr())
@@ -266,6 +277,9 @@ class NativeModel:
     def _set_weight(self, layer: int, which: int, tensor: torch.Tensor) -> None:
         tensor = tensor.contiguous()
         self.kernels.library.sapwood_set_weight(self._handle, layer, which, tensor.data_ptr())
+
+    def _set_norm(self, layer: int, which: int, tensor: torch.Tensor) -> None:
+        self._set_vector(layer, which, 1.0 + tensor.float() if self.config.unit_offset_norms else tensor)
 
     def _set_vector(self, layer: int, which: int, tensor: torch.Tensor) -> None:
         values = tensor.float().contiguous()

@@ -9,14 +9,13 @@ import math
 
 import torch
 
-from srt.model.config import ModelConfig
+from srt.model.config import RopeConfig
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Radians per position of each rotated pair, float32 [head_dim / 2], with the configured scaling applied."""
-    rope = config.rope
     # float32 throughout, as the checkpoints were trained: other roundings drift apart at high positions.
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return frequencies / rope.factor

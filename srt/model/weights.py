@@ -25,6 +25,7 @@ class LayerWeights:
     qkv: [(heads + 2 * kv_heads) * head_dim, hidden], the rows of q, then k, then v.
     gate_up: [2 * intermediate, hidden], the rows of gate, then up.
     qk_norm: [heads + kv_heads, head_dim], the norm weight of each head of q, then k.
+    attention_post_norm, mlp_post_norm: [hidden], None where a branch is added to the stream as it is.
     """
 
     input_norm: torch.Tensor
@@ -38,6 +39,8 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor
     down_bias: torch.Tensor | None
+    attention_post_norm: torch.Tensor | None = None
+    mlp_post_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,18 @@ class Weights:
     lm_head: torch.Tensor
 
 
+def norm_names(config: ModelConfig) -> dict[str, str]:
+    """Field of `LayerWeights` -> name, within a layer, of the tensor of each norm over the hidden size."""
+    if not config.post_norms:
+        return {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    return {
+        "input_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor that the model needs, in the order of the layers."""
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
@@ -57,8 +72,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        for name in norm_names(config).values():
+            shapes[f"{prefix}.{name}.weight"] = (hidden,)
         linears = (
             ("self_attn.q_proj", q_size, hidden, config.qkv_bias),
             ("self_attn.k_proj", kv_size, hidden, config.qkv_bias),
@@ -199,15 +214,14 @@ def _layer(source: TensorSource, config: ModelConfig, prefix: str) -> LayerWeigh
         q_norm, k_norm = source.get(f"{attention}.q_norm.weight"), source.get(f"{attention}.k_norm.weight")
         qk_norm = torch.cat([q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)])
     return LayerWeights(
-        input_norm=source.get(f"{prefix}.input_layernorm.weight"),
         qkv=weight(qkv),
         qkv_bias=bias(qkv, config.qkv_bias),
         qk_norm=qk_norm,
         o=source.get(f"{attention}.o_proj.weight"),
         o_bias=bias((f"{attention}.o_proj",), config.o_bias),
-        mlp_norm=source.get(f"{prefix}.post_attention_layernorm.weight"),
         gate_up=weight(gate_up),
         gate_up_bias=bias(gate_up, config.mlp_bias),
         down=source.get(f"{mlp}.down_proj.weight"),
         down_bias=bias((f"{mlp}.down_proj",), config.mlp_bias),
+        **{field: source.get(f"{prefix}.{name}.weight") for field, name in norm_names(config).items()},
     )

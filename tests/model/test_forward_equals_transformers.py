@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.model.families import CASES, reference_logits, save_family
+from tests.model.families import CASES, EVERY_FAMILY, HEAD_DIMS, reference_logits, save_family
 from tests.model.paged_driver import PagedDriver, Sequence, load_torch_model
 
 TOLERANCE = 1e-4
 LENGTH = 150
-WINDOWED_AND_NOT = ["llama", "mistral-window"]
+WINDOWED_AND_NOT = ["llama", "mistral-window", "gemma2", "gemma3"]
 
 
 def ids(length: int, seed: int = 1) -> list[int]:
@@ -41,6 +41,17 @@ def test_every_family_gives_transformers_logits_whole_and_token_by_token(folders
     assert_close(driver.step([(sequence, 100)])[0], expected[:100])
     for position in range(100, LENGTH):
         assert_close(driver.step([(sequence, 1)])[0], expected[position : position + 1])
+
+
+@pytest.mark.parametrize("case", EVERY_FAMILY)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_family_with_every_head_size_gives_transformers_logits(tmp_path: Path, case: str, head_dim: int) -> None:
+    folder = save_family(case, tmp_path, head_dim=head_dim)
+    tokens = ids(LENGTH)
+    driver = PagedDriver.with_pages(load_torch_model(folder, 64, 16), "shuffled")
+    sequence = Sequence(tokens)
+    found = torch.cat([driver.step([(sequence, count)])[0] for count in (109, 1, 40)])
+    assert_close(found, reference_logits(folder, tokens))
 
 
 @pytest.mark.parametrize("case", WINDOWED_AND_NOT)

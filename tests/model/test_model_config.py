@@ -98,6 +98,42 @@ def test_sliding_windows_are_told_for_each_layer(tmp_path: Path) -> None:
     assert windows("Qwen3ForCausalLM", sliding_window=7, use_sliding_window=True, layer_types=kinds) == ((None, 7) * 2)
 
 
+def test_gemma_3_has_ropes_and_windows_by_the_type_of_a_layer_in_both_styles(tmp_path: Path) -> None:
+    gemma: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 32, "head_dim": ...}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    older = read_model_config(
+        write(
+            tmp_path,
+            **gemma,
+            sliding_window_pattern=3,
+            rope_theta=2e6,
+            rope_local_base_freq=5000.0,
+            rope_scaling=scaling,
+        )
+    )
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    ropes = {"full_attention": {"rope_theta": 2e6, **scaling}, "sliding_attention": {"rope_theta": 5000.0}}
+    assert older == read_model_config(write(tmp_path, **gemma, layer_types=kinds, rope_parameters=ropes))
+    assert older.sliding_windows == (32, 32, None, 32)
+    assert (older.rope, older.window_rope) == (RopeConfig(2e6, "linear", 8.0), RopeConfig(5000.0))
+    assert (older.head_dim, older.attention_scale, older.embedding_scale) == (256, 256**-0.5, 8.0)
+    assert (older.qk_norm, older.post_norms, older.unit_offset_norms, older.tie_word_embeddings) == (True,) * 4
+    assert (older.activation, older.attention_softcap, older.final_softcap) == ("gelu_tanh", None, None)
+    bare = read_model_config(write(tmp_path, **gemma, num_hidden_layers=7))
+    assert bare.sliding_windows == (32,) * 5 + (None, 32)
+    assert (bare.rope, bare.window_rope) == (RopeConfig(1e6), RopeConfig(1e4))
+
+
+def test_gemma_2_has_soft_caps_unless_they_are_null(tmp_path: Path) -> None:
+    gemma = {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 144}
+    config = read_model_config(write(tmp_path, **gemma))
+    assert (config.attention_softcap, config.final_softcap, config.attention_scale) == (50.0, 30.0, 1 / 12)
+    assert config.sliding_windows == (4096, None) * 2
+    assert (config.rope, config.window_rope, config.qk_norm) == (RopeConfig(10000.0), None, False)
+    config = read_model_config(write(tmp_path, **gemma, attn_logit_softcapping=None, final_logit_softcapping=None))
+    assert (config.attention_softcap, config.final_softcap) == (None, None)
+
+
 def test_the_architecture_may_be_known_by_the_model_type_alone(tmp_path: Path) -> None:
     assert read_model_config(write(tmp_path, architectures=..., model_type="qwen2")).model_type == "qwen2"
 
@@ -109,6 +145,11 @@ def test_the_architecture_may_be_known_by_the_model_type_alone(tmp_path: Path) -
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"architectures": ..., "model_type": "gpt2"}, "gpt2"),
         ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "silu"}, "silu"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
@@ -146,6 +187,8 @@ def test_what_is_not_supported_is_refused_by_name_in_one_line(
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_theta": 1e4}}, "rope_parameters"),
+        ({"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": -3.0}, "final_logit_softcapping"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": ...}, "num_key_value_heads"),
     ],

@@ -12,7 +12,7 @@ from gguf import quants as gguf_quants
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from srt.model.native import Kernels
-from tests.model.families import CASES, SIZES, reference_logits, save_family
+from tests.model.families import CASES, EVERY_FAMILY, HEAD_DIMS, SIZES, reference_logits, save_family
 from tests.model.native_kernels import FORMATS, all_kernels, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
@@ -41,6 +41,20 @@ def test_every_family_gives_transformers_logits_on_every_variant(tmp_path: Path,
         assert torch.equal(chunked(driver, tokens, (100, 1, 1, 3, 155, 40)), whole), kernels.variant.name
 
 
+@pytest.mark.parametrize("case", EVERY_FAMILY)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_family_with_every_head_size_gives_transformers_logits_on_every_variant(
+    tmp_path: Path, case: str, head_dim: int
+) -> None:
+    folder = save_family(case, tmp_path, head_dim=head_dim)
+    tokens = ids(LENGTH)
+    expected = reference_logits(folder, tokens)
+    for kernels in all_kernels("float32"):
+        driver = PagedDriver.with_pages(load_native_model(folder, kernels), "shuffled")
+        found = chunked(driver, tokens, (109, 1, 190))
+        assert (found - expected).abs().max() < TOLERANCE, kernels.variant.name
+
+
 @pytest.mark.parametrize("head_dim", [6, 16, 32, 64, 80, 96, 128, 256])
 def test_every_head_size_and_uneven_sizes_of_everything_else_are_computed(tmp_path: Path, head_dim: int) -> None:
     torch.manual_seed(head_dim)
@@ -63,8 +77,11 @@ def test_every_head_size_and_uneven_sizes_of_everything_else_are_computed(tmp_pa
 
 
 @pytest.mark.parametrize(("number_format", "share"), [("bfloat16", 0.02), ("int8", 0.06), ("int4", 0.4)])
-def test_fewer_bits_stay_near_float32_on_every_variant(tmp_path: Path, number_format: str, share: float) -> None:
-    folder = save_family("llama", tmp_path)
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3"])
+def test_fewer_bits_stay_near_float32_on_every_variant(
+    tmp_path: Path, case: str, number_format: str, share: float
+) -> None:
+    folder = save_family(case, tmp_path)
     tokens = ids(LENGTH)
     expected = reference_logits(folder, tokens)
     for kernels in all_kernels(number_format):

@@ -17,7 +17,7 @@ from tests.model.paged_driver import PagedDriver, Sequence
 
 # Long enough to cross several segments of attention (256 tokens) and their tiles.
 TRUNK = 600
-CASES = ["llama", "mistral-window"]
+CASES = ["llama", "mistral-window", "gemma2", "gemma3"]
 
 
 def ids(length: int, seed: int) -> list[int]:
@@ -96,9 +96,23 @@ def test_random_mixed_batches_give_the_bits_of_a_lone_whole_prompt(
 
 
 @pytest.mark.parametrize("number_format", FORMATS)
-def test_every_other_variant_is_exact_too(folders: dict[str, Path], number_format: str) -> None:
+@pytest.mark.parametrize("case", ["mistral-window", "gemma3"])
+def test_every_other_variant_is_exact_too(folders: dict[str, Path], case: str, number_format: str) -> None:
     for number, kernels in enumerate(all_kernels(number_format)[1:]):
-        check_mixture(folders["mistral-window"], kernels, (1, 16, 64)[number], 2, True, seed=number)
+        check_mixture(folders[case], kernels, (1, 16, 64)[number], 2, True, seed=number)
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_short_rows_of_many_heads_are_exact_too(tmp_path: Path, number_format: str) -> None:
+    folder = save_family("llama-many-heads-to-one", tmp_path)
+    tokens = ids(64, 9)
+    for kernels in all_kernels(number_format):
+        model = load_native_model(folder, kernels)
+        whole = alone_and_whole(model, tokens)
+        driver = PagedDriver.with_pages(model, "shuffled")
+        sequence = Sequence(tokens)
+        parts = [driver.step([(sequence, count)])[0] for count in (8, 8, 7, 6, 5, 8, 8, 8, 6)]
+        assert torch.equal(torch.cat(parts), whole), kernels.variant.name
 
 
 @pytest.mark.parametrize("number_format", FORMATS)

@@ -30,7 +30,7 @@ def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path)
     if compiler is None:
         assert not native_available()
         return
-    for case in ("qwen3", "mistral-window"):
+    for case in ("qwen3", "mistral-window", "llama-many-heads-to-one", "gemma2", "gemma3"):
         save_family(case, tmp_path / case)
     environment = {
         **os.environ,

@@ -206,7 +206,7 @@ struct AttentionScratch {
     std::vector<uint32_t> chances, k_strips, v_strips;
 
     void prepare(int group, int dim) {
-        const int rows = std::max(QUERY_ROWS, group);
+        const int rows = std::max(QUERY_ROWS, SHORT_ROW * group);  // a short row is never cut
         for (auto *v : {&sum, &all_sum}) v->resize(size_t(rows) * dim);
         weight.resize(size_t(rows) * VW);
         for (auto *v : {&top, &all_weight, &all_top}) v->resize(rows + VW);  // read by whole vectors
@@ -226,6 +226,7 @@ struct Attention {
     const PagePool<T> &pool;
     int layer, heads, group, dim;  // heads: of K and V; dim: as stored, a multiple of STRIP
     float scale;                   // of the scores, times log2(e)
+    float cap, cap_scale;          // a score s becomes cap * tanh(s * cap_scale) first; cap 0: it does not
     const uint32_t *queries;       // [KV head][query][head of the group][dim] elements
     ptrdiff_t out_stride;          // elements from one token's output to the next
     elem *out;                     // [token][head][dim]
@@ -427,6 +428,9 @@ struct Attention {
         float here[VW] = {};
         for (int r = 0; r < count; ++r) {
             float *scores = &s.scores[size_t(r) * TILE];
+            if (cap > 0.0f)
+                for (int i = 0; i < vectors; ++i)
+                    store(scores + i * VW, tanhv(load<vf>(scores + i * VW) * splat(cap_scale)) * splat(cap));
             if (masked) mask(scores, vectors, from, plan.position[(first_row + r) / group]);
             vf most = load<vf>(scores);
             for (int i = 1; i < vectors; ++i) most = max(load<vf>(scores + i * VW), most);

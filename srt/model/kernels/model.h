@@ -23,7 +23,7 @@ class ModelOf {
   public:
     explicit ModelOf(const Spec &spec)
         : s_(spec), pool_(spec.threads),
-          inverse_frequencies_(spec.inverse_frequencies, spec.inverse_frequencies + spec.head_dim / 2),
+          inverse_frequencies_(spec.inverse_frequencies, spec.inverse_frequencies + spec.ropes * (spec.head_dim / 2)),
           windows_(spec.windows, spec.windows + spec.layers), weights_(spec, pool_), dim_(weights_.dim),
           group_(spec.heads / spec.kv_heads), hidden_(weights_.hidden), mid_(weights_.mid),
           pages_(spec.kv, spec.page_size, spec.layers, spec.kv_heads, dim_), scratch_(pool_.size()) {
@@ -49,10 +49,14 @@ class ModelOf {
                 keep_only(step);
                 rows = step.wanted_count;
             }
-            timed(OUTPUT, [&] { add_product(ready(attended_, s_.heads * dim_, rows), at.o, at.o_bias, rows); });
+            timed(OUTPUT, [&] {
+                add_product(ready(attended_, s_.heads * dim_, rows), at.o, at.o_bias, at.attention_post_norm, rows);
+            });
             timed(NORM, [&] { norm(x_, at.mlp_norm, rows); });
             timed(GATE_UP, [&] { gate_up(at, rows); });
-            timed(DOWN_PHASE, [&] { add_product(ready(middle_, mid_, rows), at.down, at.down_bias, rows); });
+            timed(DOWN_PHASE, [&] {
+                add_product(ready(middle_, mid_, rows), at.down, at.down_bias, at.mlp_post_norm, rows);
+            });
         }
         timed(NORM, [&] { norm(x_, weights_.final_norm, step.wanted_count); });
         if (step.want_logits)
@@ -113,7 +117,8 @@ class ModelOf {
         queries_ = memory_.queries.template need<uint32_t>(n * s_.heads * dim_ / P);
         attended_ = memory_.attended.template need<uint32_t>(n * stride(s_.heads * dim_));
         middle_ = memory_.middle.template need<uint32_t>(n * stride(mid_));
-        cosines_ = memory_.cosines.template need<float>(n * s_.head_dim);
+        cosines_ = memory_.cosines.template need<float>(n * s_.ropes * s_.head_dim);
+        branch_ = memory_.branch.template need<float>(n * hidden_);
         const size_t kept = step.wanted_count;
         kept_x_ = memory_.kept_x.template need<float>(kept * hidden_);
         kept_attended_ = memory_.kept_attended.template need<uint32_t>(kept * stride(s_.heads * dim_));
@@ -135,12 +140,15 @@ class ModelOf {
                 const size_t from = size_t(step.token_ids[t]) * s_.hidden;
                 float *x = x_ + size_t(t) * hidden_;
                 std::fill(x + s_.hidden, x + hidden_, 0.0f);
-                for (int i = 0; i < s_.hidden; ++i) x[i] = T::get(weights_.embedding[from + i]);
-                float *cosine = cosines_ + size_t(t) * s_.head_dim;
-                for (int i = 0; i < half; ++i) {
-                    const float angle = float(step.positions[t]) * inverse_frequencies_[i];
-                    cosine[i] = std::cos(angle) * s_.rope_scale;
-                    cosine[half + i] = std::sin(angle) * s_.rope_scale;
+                for (int i = 0; i < s_.hidden; ++i)
+                    x[i] = T::get(weights_.embedding[from + i]) * s_.embedding_scale;
+                for (int rope = 0; rope < s_.ropes; ++rope) {
+                    float *cosine = cosines_ + (size_t(t) * s_.ropes + rope) * s_.head_dim;
+                    for (int i = 0; i < half; ++i) {
+                        const float angle = float(step.positions[t]) * inverse_frequencies_[rope * half + i];
+                        cosine[i] = std::cos(angle) * s_.rope_scale;
+                        cosine[half + i] = std::sin(angle) * s_.rope_scale;
+                    }
                 }
             }
         });
@@ -243,7 +251,8 @@ class ModelOf {
                 const vf scale = splat(inverse_rms(x, dim_, s_.head_dim, s_.norm_eps));
                 for (int i = 0; i < dim_; i += VW) store(x + i, load<vf>(x + i) * scale * load<vf>(&weight[i]));
             }
-            rotate(x, cosines_ + size_t(token) * s_.head_dim);
+            const int rope = s_.ropes > 1 && windows_[layer] > 0 ? 1 : 0;
+            rotate(x, cosines_ + (size_t(token) * s_.ropes + rope) * s_.head_dim);
         }
         if (is_q) {
             const size_t row = size_t(head / group_) * step.tokens + current_plan(layer).order[token];
@@ -280,7 +289,10 @@ class ModelOf {
 
     void attend(int layer) {
         const AttentionPlan &plan = current_plan(layer);
-        const Attention<T> attention{plan, pages_, layer, s_.kv_heads, group_, dim_, s_.attention_scale * LOG2E,
+        const float cap = s_.attention_cap;
+        const Attention<T> attention{plan, pages_, layer, s_.kv_heads, group_, dim_,
+                                     (cap > 0.0f ? 1.0f : s_.attention_scale) * LOG2E,
+                                     cap, cap > 0.0f ? s_.attention_scale / cap : 0.0f,
                                      queries_, stride(s_.heads * dim_) * P, reinterpret_cast<elem *>(attended_),
                                      partials_};
         pool_.each(int(plan.units.size()) * s_.kv_heads, [&](int i, int worker) {
@@ -303,21 +315,38 @@ class ModelOf {
         attended_ = kept_attended_;
     }
 
-    // x += a times m (+ bias)
-    void add_product(const Activations &a, const Matrix &m, const std::vector<float> &bias, int rows) {
+    // x += a times m (+ bias), through a norm where the model has one there.
+    void add_product(const Activations &a, const Matrix &m, const std::vector<float> &bias,
+                     const std::vector<float> &post_norm, int rows) {
+        const bool direct = post_norm.empty();
+        float *const into = direct ? x_ : branch_;
         multiply<W>(a, rows, m, 1, [&](int first, int count, int panel, const float *product, int) {
             for (int r = 0; r < count; ++r) {
-                float *to = x_ + size_t(first + r) * hidden_ + panel * NR;
+                float *to = into + size_t(first + r) * hidden_ + panel * NR;
                 for (int j = 0; j < NR; j += VW) {
                     vf sum = load<vf>(product + r * NR + j);
                     if (!bias.empty()) sum += load<vf>(&bias[panel * NR + j]);
-                    store(to + j, load<vf>(to + j) + sum);
+                    store(to + j, direct ? load<vf>(to + j) + sum : sum);
                 }
+            }
+        });
+        if (!direct) add_normed(post_norm, rows);
+    }
+
+    // x += RMSNorm of branch_
+    void add_normed(const std::vector<float> &weight, int rows) {
+        pool_.each((rows + 7) / 8, [&](int block, int) {
+            for (int r = block * 8; r < std::min(rows, block * 8 + 8); ++r) {
+                const float *from = branch_ + size_t(r) * hidden_;
+                float *to = x_ + size_t(r) * hidden_;
+                const vf scale = splat(inverse_rms(from, hidden_, s_.hidden, s_.norm_eps));
+                for (int i = 0; i < hidden_; i += VW)
+                    store(to + i, load<vf>(to + i) + load<vf>(from + i) * scale * load<vf>(&weight[i]));
             }
         });
     }
 
-    // middle_ = SiLU(gate) * up: a panel holds VW columns of gate and the same of up.
+    // middle_ = SiLU(gate), or GELU, * up: a panel holds VW columns of gate and the same of up.
     void gate_up(const Layer &layer, int rows) {
         multiply<W>(normed(), rows, layer.gate_up, 1,
                  [&](int first, int count, int panel, const float *product, int) {
@@ -328,7 +357,7 @@ class ModelOf {
                              up += load<vf>(&layer.gate_up_bias[panel * NR + VW]);
                          }
                          elem *to = reinterpret_cast<elem *>(middle_ + (first + r) * stride(mid_)) + panel * VW;
-                         T::put(to, silu(gate) * up);
+                         T::put(to, (s_.gelu ? gelu(gate) : silu(gate)) * up);
                      }
                  });
     }
@@ -337,9 +366,15 @@ class ModelOf {
         multiply<typename Weights<T, W>::H>(hidden, rows, weights_.head, 1,
                  [&](int first, int count, int panel, const float *product, int) {
                      const int n = std::min(NR, s_.vocab - panel * NR);
-                     for (int r = 0; r < count; ++r)
-                         std::memcpy(out + size_t(first + r) * s_.vocab + panel * NR, product + r * NR,
-                                     n * sizeof(float));
+                     for (int r = 0; r < count; ++r) {
+                         float capped[NR];
+                         if (s_.final_cap > 0.0f)
+                             for (int j = 0; j < NR; j += VW)
+                                 store(capped + j, tanhv(load<vf>(product + r * NR + j) * splat(1.0f / s_.final_cap)) *
+                                                       splat(s_.final_cap));
+                         std::memcpy(out + size_t(first + r) * s_.vocab + panel * NR,
+                                     s_.final_cap > 0.0f ? capped : product + r * NR, n * sizeof(float));
+                     }
                  });
     }
 
@@ -356,8 +391,9 @@ class ModelOf {
     // What the pointers below point into; grows with the largest step so far.
     struct {
         Memory x, normed, queries, attended, middle, cosines, kept_x, kept_attended, partials, quantized, groups;
+        Memory branch;
     } memory_;
-    float *x_ = nullptr, *cosines_ = nullptr, *kept_x_ = nullptr, *partials_ = nullptr;
+    float *x_ = nullptr, *cosines_ = nullptr, *kept_x_ = nullptr, *partials_ = nullptr, *branch_ = nullptr;
     uint32_t *normed_ = nullptr, *queries_ = nullptr, *attended_ = nullptr, *middle_ = nullptr;
     uint32_t *kept_attended_ = nullptr, *quantized_ = nullptr;
     GroupScale *groups_ = nullptr;

@@ -136,6 +136,14 @@ constexpr float LOG2E = 1.44269504088896340736f;
 // x / (1 + e^-x)
 SAPWOOD_INLINE vf silu(vf x) { return x / (splat(1.0f) + exp2v(x * splat(-LOG2E))); }
 
+SAPWOOD_INLINE vf tanhv(vf x) { return splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp2v(x * splat(2 * LOG2E))); }
+
+// x / 2 * (1 + tanh(y)), y = sqrt(2 / pi) * (x + 0.044715 x^3), which is x / (1 + e^-2y) (Hendrycks and Gimpel 2016).
+SAPWOOD_INLINE vf gelu(vf x) {
+    const vf y = x * fma(x * x, splat(0.7978845608f * 0.044715f), splat(0.7978845608f));
+    return x / (splat(1.0f) + exp2v(y * splat(-2 * LOG2E)));
+}
+
 // To bfloat16, ties to even.
 SAPWOOD_INLINE vh to_bf16(vf x) {
 #if defined(__AVX512BF16__)

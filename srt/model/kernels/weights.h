@@ -12,9 +12,10 @@ namespace sapwood {
 struct Spec {
     int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
     int32_t num_pages, page_size, threads;
-    int32_t qk_norm;
-    float norm_eps, rope_scale, attention_scale;
-    const float *inverse_frequencies;  // [head_dim / 2]
+    int32_t qk_norm, gelu, ropes;
+    float norm_eps, rope_scale, attention_scale, embedding_scale;
+    float attention_cap, final_cap;    // 0: none
+    const float *inverse_frequencies;  // [ropes][head_dim / 2]: of layers without and, where there are 2, with a window
     const int32_t *windows;            // [layers]; 0: the layer sees everything before a token
     void *kv;
 };
@@ -22,7 +23,8 @@ struct Spec {
 enum Weight : int32_t { Q = 0, K = 1, V = 2, O = 3, GATE = 4, UP = 5, DOWN = 6, HEAD = 7 };
 enum Vector : int32_t {
     ATTENTION_NORM = 0, MLP_NORM = 1, FINAL_NORM = 2, Q_NORM = 3, K_NORM = 4,
-    Q_BIAS = 5, K_BIAS = 6, V_BIAS = 7, O_BIAS = 8, GATE_BIAS = 9, UP_BIAS = 10, DOWN_BIAS = 11
+    Q_BIAS = 5, K_BIAS = 6, V_BIAS = 7, O_BIAS = 8, GATE_BIAS = 9, UP_BIAS = 10, DOWN_BIAS = 11,
+    ATTENTION_POST_NORM = 12, MLP_POST_NORM = 13
 };
 
 constexpr int row_below(int c, int n) { return c < n ? c : -1; }
@@ -43,6 +45,7 @@ class Weights {
     struct Layer {
         Matrix qkv, o, gate_up, down;
         std::vector<float> attention_norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
+        std::vector<float> attention_post_norm, mlp_post_norm;  // empty where there are none
     };
 
     Weights(const Spec &spec, ThreadPool &pool)
@@ -111,6 +114,8 @@ class Weights {
             case GATE_BIAS: return half(0);
             case UP_BIAS: return half(1);
             case DOWN_BIAS: return plain(at->down_bias, s_.hidden, hidden);
+            case ATTENTION_POST_NORM: return plain(at->attention_post_norm, s_.hidden, hidden);
+            case MLP_POST_NORM: return plain(at->mlp_post_norm, s_.hidden, hidden);
         }
     }
 
