@@ -3,8 +3,10 @@
 from radix.adaptive import Adaptive
 from radix.eviction import LFU, LRU, EvictionPolicy
 from radix.explain import Eviction, EvictionLog, Outlined
+from radix.forget import Forgotten
 from radix.heads import PublicHeads
 from radix.node import Hint
+from radix.pins import Pin, Pinned, Pins
 from radix.policies import policy_by_name
 from radix.pool import PageError, PagePool
 from radix.results import Insert, Lock, Match, StaleLock, StaleMatch
@@ -17,6 +19,7 @@ __all__ = [
     "Eviction",
     "EvictionLog",
     "EvictionPolicy",
+    "Forgotten",
     "Hint",
     "Insert",
     "Lock",
@@ -24,6 +27,9 @@ __all__ = [
     "Outlined",
     "PageError",
     "PagePool",
+    "Pin",
+    "Pinned",
+    "Pins",
     "PublicHeads",
     "RadixTree",
     "StaleLock",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 
 from radix.forest import Forest
 from radix.node import TOKEN_BYTES, Node
@@ -24,6 +25,10 @@ def check_forest(forest: Forest, holders: list[Node] | None) -> None:
     assert forest.num_nodes == len(nodes), f"num_nodes {forest.num_nodes}, should be {len(nodes)}"
     locked = sum(len(node.pages) for node in nodes if node.locks)
     assert forest.locked_pages == locked, f"locked_pages {forest.locked_pages}, should be {locked}"
+    pinned: Counter[str] = Counter()
+    for node in nodes:
+        pinned[node.namespace] += len(node.pages) if node.pins else 0
+    assert forest.pinned_pages == +pinned, f"pinned_pages {forest.pinned_pages}, should be {+pinned}"
     for name, root in forest.roots.items():
         assert root.namespace == name, f"the root of {root.namespace!r} stands under {name!r}"
         assert not root.pages, "a root has pages"
@@ -55,6 +60,8 @@ def _check_node(forest: Forest, node: Node) -> None:
     assert node.branches is None or node.branches, "an empty dict of branches"
     assert node.start == parent.start + len(parent.pages), f"start {node.start} does not follow its parent"
     assert parent.locks >= node.locks >= 0, f"{node.locks} locks under {parent.locks}"
+    assert parent.pins >= node.pins >= 0, f"{node.pins} pins under {parent.pins}"
+    assert node.locks >= node.pins, f"{node.pins} pins among {node.locks} locks"
     assert parent.tick >= node.tick, "a node looks younger than its parent"
     assert parent.hits >= node.hits, "a node has more hits than its parent"
 
@@ -68,6 +75,7 @@ def _check_branch(node: Node, name: str, branch: Node) -> None:
     assert branch.children or branch.locks, f"a branch of {name!r} is empty and held by nobody"
     assert branch.start == node.start + len(node.pages), "a branch does not follow its node"
     assert node.locks >= branch.locks >= 0, f"{branch.locks} locks under {node.locks}"
+    assert node.pins >= branch.pins >= 0, f"{branch.pins} pins under {node.pins}"
     assert node.tick >= branch.tick, "a branch looks younger than its node"
     assert node.hits >= branch.hits, "a branch has more hits than its node"
 
@@ -115,7 +123,7 @@ def _describe(node: Node) -> str:
     tokens = array("i", node.key)
     shown = " ".join(map(str, tokens[:SHOWN_TOKENS])) + (" ..." if len(tokens) > SHOWN_TOKENS else "")
     where = f"pages {node.start}..{node.start + len(node.pages) - 1} ids {_runs(node.pages)}"
-    use = f"locks {node.locks} hits {node.hits} tick {node.tick}"
+    use = f"locks {node.locks} pins {node.pins} hits {node.hits} tick {node.tick}"
     return f"{where} tokens {len(tokens)}: {shown} | {use}"
 
 

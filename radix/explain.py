@@ -37,6 +37,7 @@ class Outlined(NamedTuple):
 
     parent  its parent's place in the outline; -1 below a root
     head    its first tokens, packed; tokens and pages count all of them
+    locks   receipts that keep it, and how many of them are pins
     tick    of its last use; `children` counts those that are left out of the outline too
     """
 
@@ -46,6 +47,7 @@ class Outlined(NamedTuple):
     tokens: int
     pages: int
     locks: int
+    pins: int
     hits: int
     tick: int
     children: int
@@ -78,6 +80,7 @@ def _outlined(node: Node, parent: int, head_tokens: int) -> Outlined:
         tokens=len(node.key) // TOKEN_BYTES,
         pages=len(node.pages),
         locks=node.locks,
+        pins=node.pins,
         hits=node.hits,
         tick=node.tick,
         children=len(node.children),

@@ -7,6 +7,7 @@ it is neither a root nor empty, and has no children, no branches and no locks.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 
 from radix.eviction import EvictionPolicy, Leaves
@@ -19,6 +20,7 @@ class Forest:
 
     num_pages     pages of all nodes; each is shared from the pool once, here
     locked_pages  pages of nodes with locks
+    pinned_pages  of these, for each namespace, the pages of its nodes with pins
     num_nodes     nodes but for the roots and the empty ones that begin branches
     branches      for each namespace the empty nodes that begin its branches, under the nodes they hang from
     version       grows with every change of structure
@@ -33,6 +35,7 @@ class Forest:
         "num_pages",
         "page_bytes",
         "page_size",
+        "pinned_pages",
         "pool",
         "roots",
         "version",
@@ -47,6 +50,7 @@ class Forest:
         self.leaves: Leaves = policy.leaves(pool.num_pages)
         self.num_pages = 0
         self.locked_pages = 0
+        self.pinned_pages: Counter[str] = Counter()
         self.num_nodes = 0
         self.version = 0
 
@@ -96,6 +100,28 @@ class Forest:
                 if at.ends:
                     self._childless(at)
             at = above
+
+    def pin_path(self, node: Node) -> None:
+        """One lock more on each node from here to the root, which is a pin."""
+        self.lock_path(node)
+        at: Node | None = node
+        while at is not None:
+            if not at.pins and at.pages:
+                self.pinned_pages[at.namespace] += len(at.pages)
+            at.pins += 1
+            at = at.parent
+
+    def unpin_path(self, node: Node) -> None:
+        """The inverse of `pin_path`."""
+        at: Node | None = node
+        while at is not None:
+            at.pins -= 1
+            if not at.pins and at.pages:
+                self.pinned_pages[at.namespace] -= len(at.pages)
+                if not self.pinned_pages[at.namespace]:
+                    del self.pinned_pages[at.namespace]
+            at = at.parent
+        self.unlock_path(node)
 
     def _childless(self, node: Node) -> None:
         """Nothing follows a node, and it has no locks: it may be evicted from now on, or nobody needs it any more."""
@@ -184,6 +210,7 @@ class Forest:
         cut = whole * self.page_bytes
         upper = Node(node.namespace, node.key[:cut], node.pages[:whole], node.start, parent)
         upper.locks = node.locks
+        upper.pins = node.pins
         upper.tick = node.tick
         upper.hits = node.hits
         upper.uses = node.uses

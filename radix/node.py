@@ -10,6 +10,7 @@
     order     the keys of `children`, sorted, once there are many of them and somebody asked for the closest
     num_tails children that are shorter than a page
     locks     receipts whose path goes through here; a node's count is never below a child's
+    pins      how many of them are pins, which hold for a time and not for a request
     tick      when it was last used, by the tree's counter of walks; never below a child's
     hits      how many matches went through it
     uses      how often requests have used this run and gone on from it, as far as that can be told
@@ -70,6 +71,7 @@ class Node:
         "order",
         "pages",
         "parent",
+        "pins",
         "reply",
         "start",
         "tick",
@@ -87,6 +89,7 @@ class Node:
         self.order: Any = None
         self.num_tails = 0
         self.locks = 0
+        self.pins = 0
         self.tick = 0
         self.hits = 0
         self.generation = 0

@@ -24,6 +24,7 @@ from radix.audit import check_forest, draw_forest
 from radix.eviction import LRU, EvictionPolicy, Reuse
 from radix.explain import Outlined, following, outline
 from radix.forest import Forest
+from radix.forget import Forgotten, forget
 from radix.heads import PublicHeads
 from radix.node import TOKEN_BYTES, Hint, Node
 from radix.pool import PagePool, page_run
@@ -163,6 +164,29 @@ class RadixTree:
             self._guests[lock.namespace] -= 1
             if not self._guests[lock.namespace]:
                 del self._guests[lock.namespace]
+
+    def touch(self, match: Match) -> None:
+        """What `match` would have done with `touch`: for those who look first and decide then.
+
+        To be called before anything else changes the structure.
+        """
+        node = match.node
+        if node is None:
+            return
+        end = len(match.pages) + (match.partial_page is not None)
+        if end < node.start + len(node.pages) and node.parent is not None:
+            node = node.parent
+        self._touch(node, 1)
+
+    def lock_takes(self, match: Match) -> int:
+        """Pages that could be evicted and cannot be any more when this match is locked."""
+        node = match.node
+        if node is None:
+            return 0
+        end = len(match.pages) + (match.partial_page is not None)
+        while node.locks == 0 and node.parent is not None:
+            node = node.parent
+        return max(end - node.start - len(node.pages), 0)
 
     def _touch(self, node: Node, hits: int) -> None:
         """The path to this node is used now: one tick for all of it, so that no part looks older than what is below."""
@@ -352,6 +376,42 @@ class RadixTree:
         self._forest.leaves.changed(node)
         return True
 
+    # Pins ---------------------------------------------------------------------------------------------------------
+
+    def pin(self, match: Match) -> Lock:
+        """As `lock`, for as long as it pleases the caller and not for the sake of a request.
+
+        The match must be whole pages, at least one, and of this moment.  To be given back by `unpin`.
+        """
+        node, end = match.node, len(match.pages)
+        assert node is not None, "there is nothing to pin"
+        # The beginning of a branch has no pages: the head that it hangs from is all that is matched.
+        while node.start >= end and node.parent is not None:
+            node = node.parent
+        if node.start + len(node.pages) != end:
+            node = self._forest.split(node, end - node.start)
+        self._forest.pin_path(node)
+        return Lock(node, namespace=match.namespace)
+
+    def unpin(self, lock: Lock) -> None:
+        """Give the receipt of a pin back.  Raises StaleLock when that has been done before."""
+        if not lock.held:
+            raise StaleLock("this pin has been given back already")
+        lock.held = False
+        self._forest.unpin_path(lock.node)
+
+    def pinned_part(self, match: Match) -> int:
+        """How many of the matched pages are pinned: the first ones."""
+        at = match.node
+        while at is not None and not at.pins:
+            at = at.parent
+        return 0 if at is None else min(at.start + len(at.pages), len(match.pages))
+
+    @property
+    def pinned_pages(self) -> Counter[str]:
+        """Pages that pins keep, for each namespace; to be read only."""
+        return self._forest.pinned_pages
+
     # Evict, flush -------------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> int:
@@ -382,6 +442,10 @@ class RadixTree:
             self._forest.prune(parent)
         return freed
 
+    def prefix(self, lock: Lock) -> bytes:
+        """All tokens, packed, of the path that a receipt keeps."""
+        return self._prefix(lock.node)
+
     def _prefix(self, node: Node) -> bytes:
         """All tokens of the path from the root to the end of this node."""
         runs = []
@@ -404,6 +468,18 @@ class RadixTree:
         for top in doomed:
             self._forest.clear(top)
         return True
+
+    def forget(self, namespace: str, tokens: bytes) -> Forgotten:
+        """Forget the runs of a namespace that begin with `tokens` (packed int32; empty: all), but for what is held.
+
+        Of these tokens themselves, what nothing else goes on from goes too, unless it lies in a public head.
+        """
+        return forget(self._forest, namespace, tokens)
+
+    @property
+    def receipts(self) -> int:
+        """Locks that are out and are no pins."""
+        return sum(root.locks - root.pins for root in self._forest.roots.values())
 
     # Counters and inspection --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from srt.answer import Ask, Prompt, RequestFailed
-from srt.messages import ChatPrompt, IdsPrompt, TextPrompt, pack_ids
+from srt.messages import ChatPrompt, IdsPrompt, PinWish, TextPrompt, pack_ids
 from srt.namespaces import namespace_of
 from srt.native_reply import NativeLogprobs
 from srt.sampling_rules import check_ask, refuse, sampling_from_native
@@ -34,6 +34,11 @@ class Item:
         return RequestFailed(failure.status, message, failure.param, failure.code, failure.retry_after)
 
 
+class _PinOption(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: int | None = None
+    ttl_seconds: float = 300.0
+
+
 @dataclass(frozen=True)
 class Options:
     """What a call says once for all of its prompts."""
@@ -46,6 +51,19 @@ class Options:
     priority: int = 0
     ttft_target: float | None = None
     timeout: float | None = None
+    # {"tokens": N (all of the prompt when left out), "ttl_seconds": S (300 when left out)}
+    pin: Mapping[str, Any] | None = None
+    no_store: bool = False
+
+    def pins(self) -> tuple[PinWish, ...]:
+        """What of the prompt is to stay in the cache.  Raises RequestFailed 400."""
+        if self.pin is None:
+            return ()
+        try:
+            pin = msgspec.convert(self.pin, _PinOption)
+        except msgspec.ValidationError as error:
+            raise refuse("pin", f"must have tokens and ttl_seconds, or one of them: {error}") from None
+        return (PinWish(pin.ttl_seconds, pin.tokens),)
 
     def namespace(self) -> str:
         """The cache namespace: another salt, another cache.  The same salt over HTTP is the same one."""
@@ -132,6 +150,8 @@ def _ask(prompt: Prompt, settings: Settings, options: Options, namespace: str) -
         priority=options.priority,
         ttft_target=options.ttft_target,
         timeout=options.timeout,
+        pins=options.pins(),
+        no_store=options.no_store,
         logprobs=options.top_logprobs_num if options.return_logprob else None,
         prompt_logprobs_from=options.logprob_start_len if wants_prompt else None,
     )

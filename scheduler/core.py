@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Literal
 
-from radix import PagePool, RadixTree
+from radix import PagePool, Pins, RadixTree
 from scheduler.batch import Batch, Row, build_plan, next_row
 from scheduler.events import Event, Outgoing, add_prompt_logprobs, token_logprob
 from scheduler.growth import GrowthEstimate
@@ -62,10 +62,11 @@ class Scheduler:
         tier: DiskTier | None = None,
         swap: SwapSpace | None = None,
         preemption: Literal["auto", "recompute", "swap"] = "auto",
+        pins: Pins | None = None,
     ) -> None:
         self.limits = limits
         self._outgoing = Outgoing(stream_interval)
-        self.holdings = Holdings(pool, tree, use_cache, tier, swap)
+        self.holdings = Holdings(pool, tree, use_cache, tier, swap, pins)
         self.growth = GrowthEstimate()
         self.pace = pace or Pace(None)
         self.totals = Totals()
@@ -122,12 +123,12 @@ class Scheduler:
             waiting=len(self._waiting),
             pages_total=pool.num_pages,
             pages_free=pool.num_free,
-            pages_cached=self.holdings.tree.evictable_pages,
+            pages_cached=self.holdings.tree.evictable_pages + self.holdings.pins.idle_pages(),
             pages_evicted=self.holdings.evicted_pages,
             page_size=pool.page_size,
             oldest_wait_seconds=self._waiting.oldest_wait(now),
             overtake_bound_seconds=self.policy.overtake_seconds(self.limits.context_length),
-            lower_tier=self.holdings.tier.stats(),
+            others={**self.holdings.tier.stats(), **self.holdings.pin_stats()},
         )
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -142,10 +143,9 @@ class Scheduler:
             self._stop_found(message)
 
     def flush(self) -> bool:
-        """Forget every cached prefix.  False, unchanged, while a request holds one."""
-        if self._running or self._in_flight or not self.holdings.tree.flush():
+        """Forget every cached prefix, pinned ones too.  False, unchanged, while a request holds one."""
+        if self._running or self._in_flight or not self.holdings.flush():
             return False
-        self.holdings.tier.flush()
         self._waiting.forget_matches()
         return True
 
@@ -236,6 +236,7 @@ class Scheduler:
         """The next step, or None when there is nothing to do, or nothing before the step in flight is committed."""
         self._misses.now = now
         self.holdings.tier.poll(now)
+        self.holdings.pins.expire(now)
         self._expire(now)
         retractions = self.totals.retractions
         batch = self._running.batch(bool(self._in_flight))
@@ -277,6 +278,9 @@ class Scheduler:
             if self.holdings.tier.holds(request, kept_free):
                 continue
             own_copies = self.holdings.admit(request, kept_free)
+            # Where nothing runs nobody will make room, so pins do.
+            while own_copies is None and self._stuck and self.holdings.pins.give_way():
+                own_copies = self.holdings.admit(request, kept_free)
             if own_copies is None:
                 break
             num_tokens = min(request.to_plan, budget)
@@ -291,6 +295,11 @@ class Scheduler:
             prefilling.append(request)
             reserve += self.growth.pages((request,), self.holdings.page_size)
         return copies
+
+    @property
+    def _stuck(self) -> bool:
+        """Nothing is under way that could give pages back."""
+        return not (self._running or self._in_flight)
 
     def _start(self, request: Request, now: float) -> None:
         request.move_to(Status.PREFILLING)

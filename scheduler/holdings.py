@@ -18,8 +18,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from radix import Lock, PagePool, RadixTree
+from radix import Forgotten, Lock, PagePool, Pins, RadixTree
 from scheduler.no_tier import NoTier
+from scheduler.pins import pin_prompt
 from scheduler.request import Request
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
@@ -43,16 +44,20 @@ class Holdings:
         use_cache: bool,
         tier: DiskTier | NoTier | None = None,
         swap: SwapSpace | None = None,
+        pins: Pins | None = None,
     ) -> None:
         self.pool = pool
         self.tree = tree
         self.use_cache = use_cache
         self.tier = tier or NoTier()
         self.swap = swap
+        self.pins = Pins(tree, pool.num_pages, pool.page_size) if pins is None else pins
         self.evicted_pages = 0
         # Called when the tree has taken tokens `[start, end)` of a run, and when it is about to lose them.
         self.on_publish: list[Change] = []
         self.on_evict: list[Change] = []
+        # Called when parts of the tree have been forgotten.
+        self.on_forget: list[Callable[[], None]] = []
         tree.on_evict = self._on_evict
         self._limbo: deque[tuple[int, list[int]]] = deque()
         self.tier.attach(self)
@@ -72,8 +77,12 @@ class Holdings:
         return self.pool.num_free + self.tree.evictable_pages
 
     def caches(self, request: Request) -> bool:
-        """Whether the request takes from the cache and gives to it."""
+        """Whether the request takes from the cache."""
         return self.use_cache and request.message.use_cache
+
+    def stores(self, request: Request) -> bool:
+        """Whether the request gives to the cache."""
+        return self.use_cache and request.message.use_cache and not request.message.no_store
 
     def _on_evict(self, namespace: str, prefix: bytes, pages: Sequence[int]) -> None:
         # Only the last page of a run may be partly filled, and it goes first.
@@ -88,20 +97,20 @@ class Holdings:
     def admit(self, request: Request, reserve_pages: int) -> list[Copy] | None:
         """Take what is cached of the request's known tokens, if the rest of them and `reserve_pages` can be had too.
 
-        The match is locked before anything is counted, since what it covers cannot be evicted any more.
+        What the match covers cannot be evicted any more, so it is not counted as room.
         Returns the copies to make first (the matched rows of a page that is shared only in part), or None, and
         nothing has changed, when there is not enough room.
         """
         # A request that stays out of the cache matches nothing.
-        limit = request.match_limit if self.caches(request) else 0
+        caches = self.caches(request)
+        limit = request.match_limit if caches else 0
         while True:
-            match = self.tree.match(request.message.namespace, request.key, limit)
-            lock = self.tree.lock(match) if self.caches(request) else None
+            # Who is not admitted has used nothing.
+            match = self.tree.match(request.message.namespace, request.key, limit, touch=False)
             full = len(match.pages)
-            if self.pages_for(request.known) - full + reserve_pages <= self.available:
+            room = self.available - self.tree.lock_takes(match)
+            if self.pages_for(request.known) - full + reserve_pages <= room:
                 break
-            if lock is not None:
-                self.tree.unlock(lock)
             # The page to copy from is locked beside its copy.  A request that runs alone must fit in spite of that, so
             # it does with less: first without that page, then without the cache.
             if match.partial_page is not None:
@@ -110,19 +119,25 @@ class Holdings:
                 limit = 0
             else:
                 return None
+        if caches:
+            self.tree.touch(match)
+            request.lock = self.tree.lock(match)
+            self.pins.used(request.lock, match.num_tokens)
         self.pool.share(match.pages)
         request.table.extend(match.pages)
-        request.lock = lock
         request.cached = full * self.page_size
         request.computed = request.planned = request.cached
         copies: list[Copy] = []
-        if self._swap_in(request, match.num_tokens):
+        swapped_in = self._swap_in(request, match.num_tokens)
+        if match.partial_page is None:
             return copies
-        if match.partial_page is not None and self.grow(request, request.cached + 1):
+        if not swapped_in and self.grow(request, request.cached + 1):
             copies.append((match.partial_page, int(request.table.pages[full]), match.partial_rows))
             request.computed = request.planned = match.num_tokens
             self.pool.share([match.partial_page])
             request.copied_from = match.partial_page
+        elif not self.stores(request):
+            self._lock_whole_pages(request)
         return copies
 
     def _swap_in(self, request: Request, matched: int) -> bool:
@@ -166,15 +181,35 @@ class Holdings:
 
         Where the tree has the same run already, the request is pointed at the tree's pages, and its duplicates
         go back (after `in_flight_step`, which may still use them).  From here on the request's lock is on the
-        published pages alone: a page that it copied rows from may go.
+        published pages alone: a page that it copied rows from may go.  When all of the prompt is computed, what the
+        request wants pinned is.
         """
+        if self.stores(request):
+            self._publish(request, num_tokens, in_flight_step)
+        elif request.copied_from is not None:
+            self._lock_whole_pages(request)
+            self._let_go(self._copy_source(request), in_flight_step)
+        if request.pins_due and num_tokens >= request.prompt_tokens:
+            pin_prompt(request, self.pins, self.stores(request))
+
+    def _publish(self, request: Request, num_tokens: int, in_flight_step: int | None) -> None:
         end = max(num_tokens // self.page_size * self.page_size, request.cached)
-        if not self.caches(request) or (end == request.cached and request.copied_from is None):
+        if end == request.cached and request.copied_from is None:
             return
         tree_pages = self._insert(request, end)
         self._adopt(request, tree_pages, request.cached // self.page_size, in_flight_step)
         request.cached = end
         self._let_go(self._copy_source(request), in_flight_step)
+
+    def _lock_whole_pages(self, request: Request) -> None:
+        """A page that is shared in part is not needed (any more): lock the pages alone that are shared whole.
+
+        A request that gives to the cache has this done when it publishes its next page.
+        """
+        assert request.lock is not None
+        match = self.tree.match(request.message.namespace, request.key, request.cached, touch=False)
+        before, request.lock = request.lock, self.tree.lock(match)
+        self.tree.unlock(before)
 
     def _copy_source(self, request: Request) -> list[int]:
         """Take from a request the page that it copied rows from, if it has one."""
@@ -214,7 +249,7 @@ class Holdings:
 
     def release(self, request: Request, keep_tokens: int, in_flight_step: int | None) -> None:
         """Take everything from a request.  The tree gets its first `keep_tokens` tokens, the partly filled page too."""
-        if self.caches(request) and keep_tokens > request.cached:
+        if keep_tokens > request.cached and self.stores(request):
             self._insert(request, keep_tokens)
         if request.lock is not None:
             self.tree.unlock(request.lock)
@@ -235,11 +270,33 @@ class Holdings:
         while self._limbo and self._limbo[0][0] <= step:
             self.pool.release(self._limbo.popleft()[1])
 
+    def flush(self) -> bool:
+        """Forget everything, pins and the lower tier included.  False, unchanged, while anybody holds a part of it."""
+        if self.tree.receipts:
+            return False
+        for pin in list(self.pins):
+            self.pins.unpin(pin)
+        self.tree.flush()
+        self.tier.flush()
+        return True
+
+    def pin_stats(self) -> dict[str, int]:
+        """Fields of SchedulerStats."""
+        return {"pins": len(self.pins), "pages_pinned": self.pins.pages, "pins_yielded": self.pins.yielded}
+
+    def forget(self, namespace: str, tokens: bytes) -> Forgotten:
+        """Forget the runs of a namespace that begin with `tokens` (packed), as far as nobody holds them."""
+        forgotten = self.tree.forget(namespace, tokens)
+        for listener in self.on_forget:
+            listener()
+        return forgotten
+
     def check(self, requests: list[Request]) -> None:
         """Recompute every counter.  Raises AssertionError when one is off."""
         if self.swap is not None:
             self.swap.check({request.rid for request in requests if not request.table.num_pages})
         self.tree.check()
+        self.pins.check()
         self.tier.check()
         self.pool.check(self._owners(requests))
 

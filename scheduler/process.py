@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from radix import PagePool, PublicHeads, RadixTree, policy_by_name
+from radix import PagePool, Pins, PublicHeads, RadixTree, policy_by_name
 from scheduler import garbage
 from scheduler.core import Scheduler
 from scheduler.events import Tokens
@@ -45,6 +45,8 @@ LOG_SECONDS = 10.0
 STALLED_WAIT_SECONDS = 0.02
 # With nothing to do for so long, there is time for a garbage collection.
 PAUSE_SECONDS = 0.5
+# The same while all that is to come is the end of a pin, which may be far off.
+LONGEST_WAIT_SECONDS = 60.0
 
 
 def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: PageMemory | None = None) -> Scheduler:
@@ -57,6 +59,7 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: Pa
     except ValueError as error:
         raise StartError(f"--radix-eviction-policy: {error}") from None
     pool = PagePool(config.num_pages, config.page_size)
+    tree = RadixTree(pool, eviction, heads=PublicHeads(PUBLIC, config.public_heads, config.page_size))
     limits = Limits(
         context_length=config.model.context_length,
         max_step_tokens=config.max_step_tokens,
@@ -69,7 +72,7 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: Pa
     return Scheduler(
         limits,
         pool,
-        RadixTree(pool, eviction, heads=PublicHeads(PUBLIC, config.public_heads, config.page_size)),
+        tree,
         POLICIES[config.schedule_policy](),
         use_cache=not config.disable_radix_cache,
         stream_interval=config.stream_interval,
@@ -77,6 +80,7 @@ def build_core(config: SchedulerConfig, tier: DiskTier | None = None, memory: Pa
         tier=tier,
         swap=None if memory is None or not config.swap_bytes else SwapSpace(memory, config.swap_bytes),
         preemption=config.preemption_mode,
+        pins=Pins(tree, config.num_pages, config.page_size, config.max_pinned_share),
     )
 
 
@@ -220,14 +224,21 @@ class Loop:
             )
 
     def _rest(self) -> None:
-        """Nothing runs: sleep until a message comes, or shortly where something is left to do."""
+        """Nothing runs: sleep until a message comes or a pin's time is up, or shortly where something is left to do."""
         unsent = not (self._detokenizer.flush() and self._front.flush())
-        seconds = STALLED_WAIT_SECONDS if unsent or not self._core.idle else None
+        seconds = self._seconds_to_rest(unsent)
         if seconds is None and garbage.due():
             if self._wait(PAUSE_SECONDS):
                 return
             garbage.collect()
         self._wait(seconds)
+
+    def _seconds_to_rest(self, unsent: bool) -> float | None:
+        """None: until there is something to do."""
+        if unsent or not self._core.idle:
+            return STALLED_WAIT_SECONDS
+        expiry = self._core.holdings.pins.next_expiry
+        return None if expiry is None else min(max(0.0, expiry - self._clock()), LONGEST_WAIT_SECONDS)
 
     def _wait(self, seconds: float | None) -> bool:
         """Until a message comes or the core is woken.  False when the time was up first."""

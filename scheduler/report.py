@@ -52,9 +52,9 @@ class Totals:
         page_size: int,
         oldest_wait_seconds: float,
         overtake_bound_seconds: float,
-        lower_tier: dict[str, int],
+        others: dict[str, int],
     ) -> SchedulerStats:
-        """The message for the front.  `lower_tier`: its fields whose names begin with `disk_`."""
+        """The message for the front.  `others`: its fields that tell of pins and of the lower tier."""
         stats = SchedulerStats(
             running=running,
             waiting=waiting,
@@ -79,4 +79,4 @@ class Totals:
             oldest_wait_seconds=oldest_wait_seconds,
             overtake_bound_seconds=overtake_bound_seconds,
         )
-        return msgspec.structs.replace(stats, **lower_tier)
+        return msgspec.structs.replace(stats, **others)

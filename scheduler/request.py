@@ -120,6 +120,7 @@ class Request:
         "message",
         "opened",
         "order",
+        "pins_due",
         "planned",
         "promised",
         "prompt_logprobs",
@@ -175,6 +176,8 @@ class Request:
         self.first_cached: int | None = None
         self.cache_report: CacheReport | None = None
         self.retractions = 0
+        # Whether something is to be pinned when the prompt has been computed.
+        self.pins_due = bool(message.pins)
         # What has not been told to the client yet.
         self.opened = False
         self.unsent = array("i")

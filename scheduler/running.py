@@ -132,6 +132,9 @@ class Running:
         while not self._holdings.grow(request, num_tokens):
             if in_flight or self._holdings.tier.gives_back():
                 return False
+            # What is only kept for later goes before anybody who runs has to.
+            if self._holdings.pins.give_way():
+                continue
             victim = self._victim()
             if victim is request and len(self._requests) == 1:
                 # Arrival refuses what cannot fit alone, so this is a fault of ours: better one request than all.

@@ -279,7 +279,7 @@ class DiskTier:
         holdings = self._holdings
         start = blocks[0].depth * self._block_tokens
         namespace = request.message.namespace
-        match = holdings.tree.match(namespace, request.key, start)
+        match = holdings.tree.match(namespace, request.key, start, touch=False)
         lock = holdings.tree.lock(match)
         pages = None
         if holdings.pages_for(request.known) - len(match.pages) + reserve_pages <= holdings.available:

@@ -39,6 +39,7 @@ class WaitingQueue:
         self._sheddable: SortedKeyList[Request] = SortedKeyList(key=lambda r: (r.message.priority, -r.order))
         holdings.on_publish.append(self._published)
         holdings.on_evict.append(self._evicted)
+        holdings.on_forget.append(self._forgotten)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -135,6 +136,11 @@ class WaitingQueue:
                 for request, _ in self._sharing(name, tokens[: 4 * public], start):
                     self._stale[request.rid] = request
 
+    def _forgotten(self) -> None:
+        """Parts of the tree are gone, on demand: any match may be shorter."""
+        if self._by_tokens:
+            self._stale.update(self._requests)
+
     def refresh(self) -> None:
         """Match those again that have lost something to eviction."""
         for request in self._stale.values():
@@ -198,7 +204,7 @@ class WaitingQueue:
         matched: int | None = None
         for other in running:
             will_publish = len(other.key) // 4 // page_size * page_size
-            if other.cached >= will_publish or not self._holdings.caches(other):
+            if other.cached >= will_publish or not self._holdings.stores(other):
                 continue
             common = request.match_limit
             if other.message.namespace != request.message.namespace:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from srt.messages import CacheReport, ChatPrompt, Finish, IdsPrompt, SamplingParams, TextDelta, TextPrompt
+from srt.messages import CacheReport, ChatPrompt, Finish, IdsPrompt, PinWish, SamplingParams, TextDelta, TextPrompt
 
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 SEED_MASK = (1 << 63) - 1
@@ -70,6 +70,9 @@ class Ask:
     # whole request may take.
     ttft_target: float | None = None
     timeout: float | None = None
+    # What of the prompt is to be pinned in the cache; and whether the request leaves nothing behind there.
+    pins: tuple[PinWish, ...] = ()
+    no_store: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from srt.messages import CacheReport, unpack_ids
+from srt.messages import CacheReport, PinReport, unpack_ids
 
 # Of the words on both sides so many characters are quoted in the sentence; the fields have all of them.
 QUOTED_CHARACTERS = 40
@@ -33,6 +33,29 @@ def report_fields(report: CacheReport | None) -> dict[str, Any] | None:
         "evicted_seconds_ago": report.evicted_seconds_ago,
         "detail": report.detail or None,
         "explanation": explanation(report),
+        "pins": [_pin_fields(pin) for pin in report.pins],
+    }
+
+
+_SHORTFALLS = {
+    "": "all of it is pinned",
+    "page_border": "the other tokens do not fill a page",
+    "not_cached": "the other tokens are not in the cache",
+    "namespace_share": "the pins of this namespace may not keep more of the pool (--max-pinned-share)",
+    "total_share": "all pins together may not keep more of the pool",
+    "bypassed": "the cache was not used",
+    "unknown_place": "the chat template does not let it be told where this message ends",
+}
+
+
+def _pin_fields(pin: PinReport) -> dict[str, Any]:
+    return {
+        "asked_tokens": pin.asked,
+        "pinned_tokens": pin.pinned,
+        "ttl_seconds": pin.ttl,
+        "message": None if pin.message is None else f"messages[{pin.message}]",
+        "shortfall": pin.shortfall or None,
+        "explanation": f"{pin.pinned} of {pin.asked} tokens are pinned: {_SHORTFALLS[pin.shortfall]}.",
     }
 
 

@@ -48,6 +48,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_exact_history: bool = False
     # A file of beginnings of prompts whose cached pages all tenants share.
     public_prefix: str | None = None
+    # Share of the pool, 0 to 1, that pinned prefixes of one namespace may keep.
+    max_pinned_share: float = 0.25
     # Scheduling
     schedule_policy: Literal["lpm", "fcfs", "priority", "deadline", "dfs-weight", "fair"] = "lpm"
     radix_eviction_policy: Literal["lru", "lfu", "adaptive"] = "lru"
@@ -135,6 +137,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_cache_bytes: int = 0
     # Packed token ids of the beginnings that all tenants share.
     public_heads: tuple[bytes, ...] = ()
+    max_pinned_share: float = 0.25
     log_level: str = "info"
 
 

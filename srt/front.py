@@ -271,6 +271,8 @@ class Front:
             use_cache=ask.use_cache,
             ttft_target=ask.ttft_target,
             timeout=ask.timeout,
+            pins=ask.pins,
+            no_store=ask.no_store,
         )
 
     def _submit(self, answer: Answer, submit: Submit) -> None:

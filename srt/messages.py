@@ -81,6 +81,18 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
     add_generation_prompt: bool = True
 
 
+class PinWish(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The beginning of a prompt is to stay in the cache, until it has not been used for `ttl` seconds.
+
+    From the front: its first `tokens` tokens, or the chat up to the end of message number `message`, or, with neither,
+    all of the prompt.  For the scheduler the tokens are counted; None there: where the message ends cannot be told.
+    """
+
+    ttl: float
+    tokens: int | None = None
+    message: int | None = None
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """front -> tokenizer: one prompt, to be sampled once for every rid.  `seeds` has one entry for each rid."""
 
@@ -100,6 +112,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     ttft_target: float | None = None
     # Seconds from arrival after which the request ends, whatever it has by then.
     timeout: float | None = None
+    pins: tuple[PinWish, ...] = ()
+    # The request reads the cache and leaves nothing behind in it.
+    no_store: bool = False
 
 
 class TokenizeCall(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -176,6 +191,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     timeout: float | None = None
     # As in `Tokenized`: reports name the message in which reuse stopped.
     message_starts: bytes = b""
+    pins: tuple[PinWish, ...] = ()
+    no_store: bool = False
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -200,6 +217,26 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     top_logprobs: tuple[float, ...] = ()
     token: bytes = b""
     top_tokens: tuple[bytes, ...] = ()
+
+
+class PinReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of a PinWish: of the first `asked` tokens the first `pinned` are pinned, for `ttl` seconds.
+
+    shortfall  why not all: page_border      the others do not fill a page
+                            not_cached       the others are not in the cache
+                            namespace_share, total_share   one namespace, or all together, may not pin more
+                            bypassed         the request, or the server, does not use the cache
+                            unknown_place    the template does not let it be told where the message ends
+    message    the message up to whose end, or None
+    """
+
+    asked: int
+    pinned: int
+    ttl: float
+    shortfall: Literal[
+        "", "page_border", "not_cached", "namespace_share", "total_share", "bypassed", "unknown_place"
+    ] = ""
+    message: int | None = None
 
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -239,6 +276,7 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
     message_offset: int = 0
     disk_tokens: int = 0
+    pins: tuple[PinReport, ...] = ()
 
 
 class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -357,6 +395,7 @@ class CacheNode(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens, pages  of the run
     head, text     its first few tokens: packed ids, and the same as text, filled by the detokenizer
     users          requests that use it now
+    pins           pins that keep it
     hits           matches that went through it
     age_seconds    since it was last used
     children       runs that follow; fewer of them may be in the list
@@ -373,6 +412,7 @@ class CacheNode(msgspec.Struct, frozen=True, omit_defaults=True):
     children: int
     tier: str = "device"
     text: str = ""
+    pins: int = 0
 
 
 class CacheTree(msgspec.Struct, frozen=True, tag="cache_tree"):
@@ -393,7 +433,9 @@ STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     """scheduler -> front: gauges and running totals since the scheduler started, at most a few times a second.
 
-    Pages: free + cached + in use = total, where cached pages are those that eviction could free at once.
+    Pages: free + cached + in use = total, where cached pages are those that no request holds: eviction could free them
+    at once, but for those that pins keep.  `pages_pinned` are those of the `pins` pins, in use or not; `pins_yielded`
+    pins were let go before their time to make room.
     `prompt_tokens` and `cached_tokens` count every request once, when it is first admitted.  `step_histogram` has
     one count for each bound of STEP_SECONDS_BUCKETS (steps that took at most so long and longer than the bound
     before), and one more for the longer ones.
@@ -439,6 +481,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     disk_blocks: int = 0
     disk_used_bytes: int = 0
     disk_loading: int = 0
+    pins: int = 0
+    pages_pinned: int = 0
+    pins_yielded: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

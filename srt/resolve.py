@@ -103,6 +103,7 @@ class Resolved:
                 disk_cache_dir=None if config.disk_cache_dir is None else str(Path(config.disk_cache_dir).absolute()),
                 disk_cache_bytes=int(config.disk_cache_gb * 1e9),
                 public_heads=self.public_heads,
+                max_pinned_share=config.max_pinned_share,
                 log_level=config.log_level,
             ),
         )
@@ -207,6 +208,8 @@ def check_config(config: ServerConfig) -> None:
         _between("--chunked-prefill-size", config.chunked_prefill_size, 1, MAX_POOL_TOKENS)
     if not 0.0 < config.mem_fraction_static < 1.0:
         raise StartError(f"--mem-fraction-static {config.mem_fraction_static:g}: must be above 0 and below 1")
+    if not 0.0 <= config.max_pinned_share <= 1.0:
+        raise StartError(f"--max-pinned-share {config.max_pinned_share:g}: must be at least 0 and at most 1")
     if not (math.isfinite(config.drain_seconds) and config.drain_seconds >= 0.0):
         raise StartError(f"--drain-seconds {config.drain_seconds:g}: must be 0 or more")
     _check_disk_cache(config)

@@ -27,6 +27,9 @@ MAX_NEW_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 128
 # Ten years: no timeout, for whoever must write one.
 MAX_SECONDS = 3.2e8
+# Places of one prompt that can be pinned, and for how long.
+MAX_PINS = 8
+MAX_PIN_SECONDS = 30 * 24 * 3600.0
 MAX_NAME_CHARACTERS = 512
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
@@ -117,6 +120,7 @@ def check_ask(ask: Ask, vocab_size: int) -> SamplingParams:
         if len(name) > MAX_NAME_CHARACTERS or not is_unicode(name):
             raise refuse(param, f"must be Unicode text of at most {MAX_NAME_CHARACTERS} characters")
     check_number("priority", ask.priority, -(2**31), 2**31 - 1)
+    _check_pins(ask)
     for param, seconds in (("ttft_target", ask.ttft_target), ("timeout", ask.timeout)):
         if seconds is not None:
             check_number(param, seconds, 0, MAX_SECONDS, above_low=True)
@@ -125,6 +129,17 @@ def check_ask(ask: Ask, vocab_size: int) -> SamplingParams:
     if ask.prompt_logprobs_from is not None:
         check_number("logprob_start_len", ask.prompt_logprobs_from, 0, 2**31 - 1)
     return check_sampling(ask.sampling, vocab_size)
+
+
+def _check_pins(ask: Ask) -> None:
+    if len(ask.pins) > MAX_PINS:
+        raise refuse("pin", f"at most {MAX_PINS} places of a prompt can be pinned, but there are {len(ask.pins)}")
+    for wish in ask.pins:
+        check_number("pin.ttl_seconds", wish.ttl, 0, MAX_PIN_SECONDS, above_low=True)
+        if wish.tokens is not None:
+            check_number("pin.tokens", wish.tokens, 1, 2**31 - 1)
+    if ask.pins and ask.no_store:
+        raise refuse("no_store", "is true, and something is to be pinned; what is not stored cannot be")
 
 
 def _check_id(param: str, token_id: int, vocab_size: int) -> None:

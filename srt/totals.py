@@ -28,6 +28,7 @@ _TOTALS = (
     "disk_dropped",
     "disk_errors",
     "disk_late",
+    "pins_yielded",
 )
 
 
@@ -55,6 +56,8 @@ class RunningTotals:
             pages_in_use=0,
             oldest_wait_seconds=0.0,
             disk_loading=0,
+            pins=0,
+            pages_pinned=0,
         )
         self._before = self.stats
 

@@ -25,6 +25,7 @@ from tokenizer_proc.chat import read_messages, read_template_variables
 from tokenizer_proc.encode import Encoder, check_ids, check_length
 from tokenizer_proc.errors import PromptError
 from tokenizer_proc.exact import ExactHistory, scope_of
+from tokenizer_proc.pins import resolve_pin
 from tokenizer_proc.places import message_starts
 from tokenizer_proc.template import ChatTemplate
 
@@ -98,6 +99,7 @@ class TokenizerCore:
         read = self._read(submit.prompt, scope)
         check_length(len(read.ids), False, self._max_prompt_tokens, self._model.context_length, read.param)
         packed = pack_ids(read.ids)
+        pins = tuple(resolve_pin(wish, len(read.ids), read.starts) for wish in submit.pins)
         generate = tuple(
             Generate(
                 rid=rid,
@@ -114,10 +116,14 @@ class TokenizerCore:
                 ttft_target=submit.ttft_target,
                 timeout=submit.timeout,
                 message_starts=read.starts,
+                pins=pins,
+                no_store=submit.no_store,
             )
             for rid, seed in zip(submit.rids, submit.seeds, strict=True)
         )
-        answer = Tokenized(submit.rids, len(read.ids), message_starts=read.starts, mark=read.mark)
+        # Of a request that is to leave nothing behind the reply is not remembered either.
+        mark = b"" if submit.no_store else read.mark
+        answer = Tokenized(submit.rids, len(read.ids), message_starts=read.starts, mark=mark)
         return Outcome(answer, generate)
 
     def _tokenize(self, call: TokenizeCall) -> Outcome:

@@ -80,6 +80,7 @@ def _node_fields(node: CacheNode, page_bytes: int) -> dict[str, Any]:
         "bytes": node.pages * page_bytes,
         "tier": node.tier,
         "users": node.users,
+        "pins": node.pins,
         "hits": node.hits,
         "age_seconds": round(node.age_seconds, 3),
         "num_children": node.children,

@@ -155,6 +155,8 @@ def _pool(stats: SchedulerStats) -> list[Metric]:
         _gauge("sapwood_pages_total", "Pages of the pool: free + cached + in use.", stats.pages_total),
         _gauge("sapwood_pages_free", "Pages that hold nothing.", stats.pages_free),
         _gauge("sapwood_pages_cached", "Pages that hold cached prefixes only.", stats.pages_cached),
+        _gauge("sapwood_pages_pinned", "Pages that pins keep, in use or not.", stats.pages_pinned),
+        _gauge("sapwood_pins", "Pinned prefixes.", stats.pins),
         _gauge("sapwood_pages_in_use", "Pages that requests hold, cached prefixes included.", used),
     ]
 
@@ -169,6 +171,7 @@ def _totals(stats: SchedulerStats) -> list[Metric]:
         _counter("sapwood_evicted_tokens_total", "Cached tokens dropped to make room.", stats.evicted_tokens),
         _counter("sapwood_num_retractions_total", "Running samples sent back to the queue.", stats.retractions),
         _counter("sapwood_num_swaps_total", "Of those, the ones whose KV went to swap space.", stats.swaps),
+        _counter("sapwood_pins_yielded_total", "Pins let go before their time to make room.", stats.pins_yielded),
         _counter("sapwood_plan_seconds_total", "Seconds spent on planning steps.", stats.plan_seconds),
         steps,
     ]

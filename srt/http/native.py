@@ -23,6 +23,7 @@ from srt.http.auth import tenant_of
 from srt.http.connection import DONE, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, cache_namespace, faults_named, streamed, whole
+from srt.http.pins import wishes_of
 from srt.http.prompts import read_prompts
 from srt.http.schema import GenerateRequest, refuse_unsupported
 from srt.http.service import Service
@@ -158,6 +159,8 @@ def _ask(tenant: str, fields: GenerateRequest, prompt: Prompt, sampling: NativeS
         priority=fields.priority or 0,
         ttft_target=fields.ttft_target,
         timeout=fields.timeout,
+        pins=wishes_of(fields.pin),
+        no_store=bool(fields.no_store),
         logprobs=None if wanted.logprobs is None else wanted.logprobs.top,
         prompt_logprobs_from=None if wanted.logprobs is None or wanted.start < 0 else wanted.start,
     )

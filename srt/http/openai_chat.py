@@ -42,11 +42,13 @@ async def chat_completions(service: Service, request: Request) -> Response:
     kind = "chat.completion.chunk" if fields.stream else "chat.completion"
     header = Header.new("chatcmpl", kind, service.model_name, service.fingerprint())
     prompt = chat_prompt(fields.messages, fields.chat_template_kwargs)
-    ask = ask_of(tenant_of(request), fields, prompt, sampling, logprobs)
+    ask = ask_of(tenant_of(request), fields, prompt, sampling, logprobs, messages=fields.messages)
+    # What was pinned is told without being asked for.
+    cache_report = bool(fields.cache_report or ask.pins)
     batch = Batch(service.front, service.live, [Prompted(ask, "messages", header.id)], name_of)
     if fields.stream:
         include_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
-        chunks = _Chunks(header, logprobs is not None, include_usage, bool(fields.cache_report))
+        chunks = _Chunks(header, logprobs is not None, include_usage, cache_report)
         return await streamed(request, batch, chunks.events(batch), chunks.preamble(sampling.n))
     samples = (await whole(request, batch))[0]
     return json_reply(
@@ -54,7 +56,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             **header.fields(),
             "choices": [_choice(index, sample, logprobs is not None) for index, sample in enumerate(samples)],
             "usage": usage_of(batch),
-            **report_of(batch, fields.cache_report),
+            **report_of(batch, cache_report),
         }
     )
 

@@ -49,9 +49,11 @@ async def completions(service: Service, request: Request) -> Response:
         _Choice(prompt, bool(fields.echo), logprobs is not None) for _, prompt in prompts for _ in range(sampling.n)
     ]
     batch = Batch(service.front, service.live, prompted, name_of)
+    # What was pinned is told without being asked for.
+    cache_report = bool(fields.cache_report or fields.pin is not None)
     if fields.stream:
         include_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
-        events = _events(header, batch, choices, sampling.n, include_usage, bool(fields.cache_report))
+        events = _events(header, batch, choices, sampling.n, include_usage, cache_report)
         return await streamed(request, batch, events)
     samples = [sample for samples in await whole(request, batch) for sample in samples]
     return json_reply(
@@ -62,7 +64,7 @@ async def completions(service: Service, request: Request) -> Response:
                 for index, (choice, sample) in enumerate(zip(choices, samples, strict=True))
             ],
             "usage": usage_of(batch),
-            **report_of(batch, fields.cache_report),
+            **report_of(batch, cache_report),
         }
     )
 

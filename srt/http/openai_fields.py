@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srt.answer import Ask, Prompt
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import FieldName, cache_namespace, faults_named
-from srt.http.schema import OpenAIFields, refuse_unsupported
+from srt.http.pins import wishes_of
+from srt.http.schema import ChatMessage, OpenAIFields, refuse_unsupported
 from srt.sampling_rules import NativeSampling, sampling_from_native
 
 MAX_LOGPROBS = 20
@@ -73,8 +74,9 @@ def ask_of(
     sampling: NativeSampling,
     logprobs: int | None,
     prompt_logprobs_from: int | None = None,
+    messages: Sequence[ChatMessage] = (),
 ) -> Ask:
-    """One prompt of a tenant's request as the front takes it.  Raises ApiError."""
+    """One prompt of a tenant's request as the front takes it; `messages`: where it is a chat's.  Raises ApiError."""
     return Ask(
         prompt=prompt,
         sampling=sampling.params,
@@ -87,4 +89,6 @@ def ask_of(
         timeout=fields.timeout,
         logprobs=logprobs,
         prompt_logprobs_from=prompt_logprobs_from,
+        pins=wishes_of(fields.pin, messages),
+        no_store=bool(fields.no_store),
     )

@@ -31,6 +31,13 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     include_obfuscation: Unsupported = NOTHING
 
 
+class PinField(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The prompt, or its first tokens, are to stay in the cache until not used for so many seconds."""
+
+    tokens: Integer | None = None
+    ttl_seconds: float | None = None
+
+
 class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What chat completions and completions have in common: sampling, streaming, and what is taken and ignored."""
 
@@ -61,6 +68,9 @@ class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     timeout: float | None = None
     # Whether the reply says what was found in the prefix cache, and why not more.
     cache_report: bool | None = None
+    # What of the prompt is to stay in the cache; whether the request leaves nothing there.
+    pin: PinField | None = None
+    no_store: bool | None = None
     # These change nothing here.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -78,6 +88,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    # The prompt up to the end of this message is to stay in the cache.
+    cache_control: dict[str, Any] | None = None
     # A reply of this server can be sent back as it came.
     refusal: Unsupported = NOTHING
     annotations: Unsupported = NOTHING
@@ -136,6 +148,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     priority: Integer | None = None
     ttft_target: float | None = None
     timeout: float | None = None
+    pin: PinField | None = None
+    no_store: bool | None = None
     # Changes nothing here.
     log_metrics: bool | None = None
     image_data: Unsupported = NOTHING

@@ -1,4 +1,5 @@
-"""Tree and pool against a naive model: random requests, insertions, evictions and flushes, checked after every step.
+"""Tree, pool and pins against a naive model: random requests, insertions, evictions, pins and flushes, checked after
+every step.
 
 The model knows what was written to each page (`content`) and which runs of tokens must, or may, be known.  Pages are
 written the way a scheduler does it: only by the one request that owns them, rows copied from a partly matched page.
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from radix import LFU, LRU, Adaptive, EvictionPolicy, Hint, Lock, Match, PagePool, RadixTree, StaleMatch
+from radix import LFU, LRU, Adaptive, EvictionPolicy, Hint, Lock, Match, PagePool, Pins, RadixTree, StaleMatch
 
 NUM_PAGES = 40
 NAMESPACES = ("", "salted")
@@ -56,6 +57,8 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(NUM_PAGES, self.page_size)
         self.tree = RadixTree(self.pool, self.policy, on_evict=self.evicted)
+        self.pins = Pins(self.tree, NUM_PAGES, self.page_size, 0.4)
+        self.now = 0.0
         self.content: dict[int, Tokens] = {}
         # The end of every page in the tree, as the tokens of the path up to it: those that must be there, and tails
         # that may have gone since something longer took their place.
@@ -275,7 +278,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(namespace=st.sampled_from([*NAMESPACES, None]))
     def flush(self, namespace: str | None) -> None:
         doomed = [name for name in NAMESPACES if namespace in (name, None)]
-        locked = any(request.namespace in doomed for request in self.requests)
+        locked = any(request.namespace in doomed for request in [*self.requests, *self.pins])
         assert self.tree.flush(namespace) == (not locked)
         if locked:
             return
@@ -286,11 +289,92 @@ class TreeMachine(RuleBasedStateMachine):
         if namespace is None:
             assert self.tree.num_pages == self.tree.num_nodes == 0
 
+    @rule(namespace=namespaces, base=st.integers(0, 29), ttl=st.integers(1, 20))
+    def pin(self, namespace: str, base: int, ttl: int) -> None:
+        tokens = self.history[base % len(self.history)]
+        before = {pin.name: self.pins.tokens(pin) for pin in self.pins}
+        known = self.tree.match(namespace, packed(tokens), len(tokens), touch=False).num_tokens
+        held = self.tree.pinned_pages[namespace], self.pins.pages
+        tokens_pinned, shortfall = self.pins.pin(namespace, packed(tokens), ttl)
+        whole = min(known, len(tokens)) // self.page_size * self.page_size
+        assert tokens_pinned % self.page_size == 0
+        assert tokens_pinned <= whole
+        assert (tokens_pinned == len(tokens)) == (shortfall == "")
+        if shortfall == "page_border":
+            assert tokens_pinned == len(tokens) // self.page_size * self.page_size
+        elif shortfall == "not_cached":
+            assert tokens_pinned == whole
+        elif shortfall:
+            # It is the longest part that fits: the share is full to the page.
+            share = held[0] if shortfall == "namespace_share" else held[1]
+            now = self.tree.pinned_pages[namespace] if shortfall == "namespace_share" else self.pins.pages
+            most = self.pins.most_of_one if shortfall == "namespace_share" else self.pins.most_of_all
+            assert now == max(most, share)
+        after = {pin.name: self.pins.tokens(pin) for pin in self.pins}
+        assert before.items() <= after.items()
+        if tokens_pinned:
+            assert packed(tokens[:tokens_pinned]) in after.values()
+
+    @rule(seconds=st.integers(0, 15))
+    def time_goes_by(self, seconds: int) -> None:
+        self.now += seconds
+        kept = {pin.name for pin in self.pins if pin.expires > self.now}
+        self.pins.expire(self.now)
+        assert {pin.name for pin in self.pins} == kept
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 9))
+    def use_a_pin(self, which: int) -> None:
+        request = self.requests[which % len(self.requests)]
+        length = request.shared * self.page_size
+        self.pins.used(request.lock, length)
+        for pin in self.pins:
+            prefix = tuple(array("i", self.pins.tokens(pin)))
+            if pin.namespace == request.namespace and len(prefix) <= length and request.tokens[: len(prefix)] == prefix:
+                assert pin.expires >= self.now + pin.ttl
+
+    @precondition(lambda self: len(self.pins))
+    @rule(which=st.integers(0, 9), how=st.sampled_from(["unpin", "give way"]))
+    def let_a_pin_go(self, which: int, how: str) -> None:
+        before = self.tree.evictable_pages
+        if how == "unpin":
+            self.pins.unpin(list(self.pins)[which % len(self.pins)])
+        elif self.pins.give_way():
+            assert self.tree.evictable_pages > before
+        assert self.tree.evictable_pages >= before
+
+    @rule(namespace=namespaces, base=st.integers(0, 29), cut=st.integers(0, 60), unpin=st.booleans())
+    def forget(self, namespace: str, base: int, cut: int, unpin: bool) -> None:
+        tokens = self.history[base % len(self.history)][:cut]
+        if unpin:
+            for pin in self.pins.of_prefix(namespace, packed(tokens)):
+                self.pins.unpin(pin)
+        kept = [array("i", self.pins.tokens(pin)) for pin in self.pins if pin.namespace == namespace]
+        kept += [array("i", r.tokens[: r.shared * self.page_size]) for r in self.requests if r.namespace == namespace]
+        before = self.tree.num_pages
+        forgotten = self.tree.forget(namespace, packed(tokens))
+        assert before - self.tree.num_pages == forgotten.pages
+        for run in kept:
+            assert self.tree.match(namespace, run.tobytes(), len(run), touch=False).num_tokens == len(run)
+        begins = 0
+        for ends in (self.must, self.may):
+            for name, end in list(ends):
+                if name != namespace or self.known_now(name, end):
+                    begins += name == namespace and end[: len(tokens)] == tokens and ends is self.must
+                    continue
+                assert end[: len(tokens)] == tokens or tokens[: len(end)] == end, "something else was forgotten"
+                ends.discard((name, end))
+        assert begins <= forgotten.kept
+
+    def known_now(self, namespace: str, tokens: Tokens) -> bool:
+        return self.tree.match(namespace, packed(tokens), len(tokens), touch=False).num_tokens == len(tokens)
+
     # What always holds ------------------------------------------------------------------------------------------------
 
     @invariant()
     def everything_adds_up(self) -> None:
-        self.tree.check([request.lock for request in self.requests])
+        self.tree.check([request.lock for request in self.requests] + [pin.lock for pin in self.pins])
+        self.pins.check()
         self.pool.check([*self.tree.owned(), *(request.table for request in self.requests)])
         assert self.tree.num_nodes <= self.tree.num_pages
         assert len(self.must) <= self.tree.num_pages <= len(self.must) + len(self.may)
@@ -298,7 +382,10 @@ class TreeMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for request in list(self.requests):
             self.leave(request)
-        assert self.tree.locked_pages == 0
+        assert self.tree.locked_pages == self.pins.pages == self.pins.idle_pages()
+        self.now += 100
+        self.pins.expire(self.now)
+        assert len(self.pins) == self.tree.locked_pages == 0
         cached = self.tree.num_pages
         assert self.tree.evict(NUM_PAGES) == cached
         assert self.tree.num_pages == 0

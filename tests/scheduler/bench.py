@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from radix import PagePool, PublicHeads, RadixTree
+from radix import PagePool, Pins, PublicHeads, RadixTree
 from scheduler.core import Scheduler
 from scheduler.events import Tokens
 from scheduler.limits import Limits
@@ -52,6 +52,7 @@ class Bench:
         preemption: Literal["auto", "recompute", "swap"] = "auto",
         stream_interval: int = 1,
         heads: Sequence[Sequence[int]] = (),
+        max_pinned_share: float = 0.25,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -78,6 +79,7 @@ class Bench:
             tier=self.tier,
             swap=self.swap,
             preemption=preemption,
+            pins=Pins(self.tree, pages, page_size, max_pinned_share),
         )
         self.overlap = overlap
         self.streams: dict[str, Stream] = defaultdict(Stream)
@@ -164,11 +166,12 @@ class Bench:
         assert (delta.open is not None) == (len(stream.deltas) == 1), "the first output opens the stream"
 
     def assert_whole(self) -> None:
-        """Nothing runs, nothing is locked, and everything but the cache is free."""
+        """Nothing runs, nothing but pins locks, and everything but the cache is free."""
         assert self.core.idle
         self.finish_disk()
         self.core.check()
-        assert self.tree.locked_pages == 0
-        assert self.pool.num_free + self.tree.evictable_pages == self.pool.num_pages
+        assert self.tree.receipts == 0
+        assert self.tree.locked_pages == self.core.holdings.pins.pages
+        assert self.pool.num_free + self.tree.evictable_pages + self.tree.locked_pages == self.pool.num_pages
         assert self.core.flush()
         assert self.pool.num_free == self.pool.num_pages

@@ -1,4 +1,4 @@
-"""The scheduler's core under random arrivals, steps, aborts and tiny pools, against the outputs computed alone."""
+"""The scheduler's core under random arrivals, steps, aborts, pins and tiny pools, beside outputs computed alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.policy import POLICIES
+from srt.messages import PinWish, pack_ids
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 
@@ -29,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         swap_pages=st.sampled_from([0, 0, 3, 100]),
         preemption=st.sampled_from(["auto", "recompute", "swap"]),
         heads=st.sampled_from([(), (), HEADS[:1], [HEADS[1][:20], HEADS[0][:12], HEADS[3]]]),
+        share=st.sampled_from([0.25, 0.25, 1.0]),
     )
     def start(
         self,
@@ -43,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         swap_pages: int,
         preemption: str,
         heads: list[list[int]],
+        share: float,
     ) -> None:
         self.settings = {
             "pages": pages,
@@ -55,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "swap_pages": swap_pages,
             "preemption": preemption,
             "heads": heads,
+            "max_pinned_share": share,
             "context": 80,
         }
         self.mean = mean
@@ -76,6 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.lists(st.integers(0, 49), max_size=2),
         namespace=st.sampled_from(["", "", "other", "third"]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        pins=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 200)), max_size=2),
+        no_store=st.sampled_from([False, False, True]),
     )
     def arrive(
         self,
@@ -86,12 +92,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: list[int],
         namespace: str,
         priority: int,
+        pins: list[tuple[int, int]],
+        no_store: bool,
     ) -> None:
         rid = f"r{len(self.expected)}"
         prompt = head[:cut] + tail
         seed = 1 if namespace else 0
         room = min(80, self.bench.pool.num_pages * self.bench.pool.page_size + 1) - len(prompt)
-        self.bench.send(rid, prompt, max_new, stop_ids=stop, namespace=namespace, priority=priority, seed=seed)
+        wishes = tuple(PinWish(ttl / 100, tokens) for tokens, ttl in pins)
+        asked = {"stop_ids": stop, "namespace": namespace, "priority": priority, "pins": wishes, "no_store": no_store}
+        self.bench.send(rid, prompt, max_new, seed=seed, **asked)
         if room < 1:
             assert rid in self.bench.rejected
         self.expected[rid] = generate(prompt, min(max_new, max(room, 0)), frozenset(stop), seed)
@@ -122,6 +132,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.bench.core.flush()
+
+    @rule(head=st.sampled_from(HEADS), cut=st.integers(0, 40), namespace=st.sampled_from(["", "other"]))
+    def forget(self, head: list[int], cut: int, namespace: str) -> None:
+        self.bench.core.holdings.forget(namespace, pack_ids(head[:cut]))
+
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pins = self.bench.core.holdings.pins
+        if len(pins):
+            pins.unpin(data.draw(st.sampled_from(list(pins))))
 
     @invariant()
     def counters_are_right(self) -> None:
