@@ -18,7 +18,7 @@ import msgspec
 from detokenizer_proc.decode import ByteLevelDecoder, StreamDecoder, WindowDecoder
 from detokenizer_proc.stops import StopMatch, StopMatcher
 from detokenizer_proc.vocabulary import Vocabulary
-from srt.messages import Finish, StreamOpen, TextDelta, TokenDelta, TokenLogprob, pack_ids, unpack_ids
+from srt.messages import Finish, RequestTimes, StreamOpen, TextDelta, TokenDelta, TokenLogprob, pack_ids, unpack_ids
 
 
 class _Token:
@@ -51,6 +51,9 @@ class Stream:
         # (offset, token number): the text up to the offset was there when the token had been decoded.
         self._reached: deque[tuple[int, int]] = deque()
         self._given_out = 0
+        # The scheduler's last account, and the tokens that had come then.
+        self._times = RequestTimes()
+        self._timed_at = 0
 
     def step(self, delta: TokenDelta) -> tuple[TextDelta, int | None]:
         """What a step's tokens bring to show, and, if a stop string ended the output, the token that completed it.
@@ -78,9 +81,19 @@ class Stream:
             completion_tokens=self._given_out,
             logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
             prompt_logprobs=tuple(self._with_bytes(entry) for entry in delta.prompt_logprobs),
-            queue_seconds=delta.queue_seconds,
+            times=self._times_of(delta, ended=finish is not None),
         )
         return shown, stopped_by
+
+    def _times_of(self, delta: TokenDelta, ended: bool) -> RequestTimes | None:
+        """The account that goes with a delta.  Of an end that the scheduler does not know of yet, it is made here."""
+        if delta.times is not None:
+            self._times, self._timed_at = delta.times, self._num_tokens
+        elif ended:
+            # Each token since then was sampled by a step that ran one token of the request.
+            ran = self._times.scheduled_tokens + self._num_tokens - self._timed_at
+            return msgspec.structs.replace(self._times, scheduled_tokens=ran)
+        return delta.times
 
     def _take_tokens(self, delta: TokenDelta) -> StopMatch | None:
         """Decode the delta's tokens one by one, until a stop string is found."""

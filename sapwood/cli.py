@@ -75,6 +75,7 @@ SERVE_FLAGS = (
     Flag("max_queued_requests", int, "requests that may wait; more are refused with 429 (default: no limit)"),
     Flag("max_queued_per_tenant", int, "requests of one tenant that may wait (default: no limit)"),
     Flag("queue_timeout", float, "seconds that a request may wait before it is refused with 503 (default: no limit)"),
+    Flag("ttft_target_ms", float, "milliseconds to the first token by which goodput is counted (default: none)"),
     Flag("tpot_target_ms", float, "milliseconds between two tokens of a stream that prompts must leave room for"),
     Flag(
         "preemption_mode",

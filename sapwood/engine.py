@@ -126,7 +126,8 @@ class Engine:
         `prompt`: a text or a list of texts; or `input_ids`: a list of ids or a list of such lists.
         `sampling_params`: one object for all, or a list with one for each prompt; names as POST /generate has them.
         Options: return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs, cache_salt, priority,
-        ttft_target, timeout, pin ({"tokens", "ttl_seconds"}: keep the prompt's beginning in the cache), no_store.
+        ttft_target, tpot_target, timeout, pin ({"tokens", "ttl_seconds"}: keep the prompt's beginning in the cache),
+        no_store.
 
         Returns the native reply ({"text", "output_ids", "meta_info"}) for one prompt with one sample, else a list of
         them in prompt-major order.  With `stream` an iterator of replies, each with everything so far and, where

@@ -50,6 +50,7 @@ class Options:
     cache_salt: str | None = None
     priority: int = 0
     ttft_target: float | None = None
+    tpot_target: float | None = None
     timeout: float | None = None
     # {"tokens": N (all of the prompt when left out), "ttl_seconds": S (300 when left out)}
     pin: Mapping[str, Any] | None = None
@@ -149,6 +150,7 @@ def _ask(prompt: Prompt, settings: Settings, options: Options, namespace: str) -
         namespace=namespace,
         priority=options.priority,
         ttft_target=options.ttft_target,
+        tpot_target=options.tpot_target,
         timeout=options.timeout,
         pins=options.pins(),
         no_store=options.no_store,

@@ -38,7 +38,10 @@ async def collect(front: Front, items: Sequence[Item]) -> list[list[dict[str, An
             except RequestFailed as failure:
                 raise item.named(failure) from None
         names = sample_names(answer.id, item.ask.n)
-        return [NativeReply(name, answer, item.logprobs).take(delta) for name, delta in zip(names, deltas, strict=True)]
+        return [
+            NativeReply(name, answer, index, item.logprobs).take(delta)
+            for index, (name, delta) in enumerate(zip(names, deltas, strict=True))
+        ]
 
     tasks = [asyncio.ensure_future(one(item)) for item in items]
     try:
@@ -65,7 +68,7 @@ async def stream(front: Front, items: Sequence[Item]) -> AsyncGenerator[tuple[in
             async with turns:
                 answer = front.ask(item.ask)
                 names = sample_names(answer.id, item.ask.n)
-                replies = [NativeReply(name, answer, item.logprobs) for name in names]
+                replies = [NativeReply(name, answer, index, item.logprobs) for index, name in enumerate(names)]
                 async for index, delta in answer:
                     await queue.put((first_place + index, replies[index].take(delta)))
             await queue.put(None)

@@ -2,7 +2,7 @@
 
     accept(message)   a new request, an abort, a found stop string
     plan(now)         what the next step does: running rows first, then prefill chunks, then new admissions
-    commit(result)    the sampled tokens enter the requests, the tree and the streams
+    commit(result, now)    the sampled tokens enter the requests, the tree and the streams
     take_events()     what clients are to be told
 
 `plan` may be called while the step before is still in flight; that step's tokens are then promises, known to the
@@ -201,7 +201,7 @@ class Scheduler:
         """End those whose time is up, and refuse those that have waited too long for their first admission."""
         for request in self._deadlines.passed(now):
             text = f"the timeout of {request.message.timeout:g} s has passed"
-            if request.admitted_at is None:
+            if request.first_cached is None:
                 self._refuse(request, Rejected((request.rid,), 504, f"{text}; it was still waiting", None, "timeout"))
             else:
                 self._end(request, Status.CANCELLED, Finish("abort", message=text), request.computed)
@@ -313,15 +313,16 @@ class Scheduler:
             # What a retraction makes the server compute again is not the tenant's fault.
             self.policy.charge(request, request.prompt_tokens - request.computed, 0)
             request.first_cached = request.computed
-            request.admitted_at = now
+        request.times.admitted(now)
+        request.scheduled_tokens -= request.computed
 
     # ---- commit --------------------------------------------------------------------------------------------
 
-    def commit(self, result: StepResult) -> None:
+    def commit(self, result: StepResult, now: float) -> None:
         """Take in what the oldest step in flight brought."""
         flight = self._take_flight(result.step)
         batch = flight.batch
-        self.totals.step(result.seconds, len(batch))
+        self.totals.step(result.seconds, len(batch), batch.num_tokens)
         self.pace.observe(result.seconds, batch.decode_rows, batch.prefill_tokens)
         self.holdings.tier.observe_step(result.seconds, batch.prefill_tokens)
         tokens = result.token_ids.tolist()
@@ -331,7 +332,7 @@ class Scheduler:
                 self._fail(row.request, result.errors[index])
             elif not row.request.is_terminal:
                 computed += row.end - row.start
-                self._commit_row(row, index, tokens[index], result)
+                self._commit_row(row, index, tokens[index], result, now)
         self.totals.computed_tokens += computed
         self.holdings.settle(flight.step)
 
@@ -353,7 +354,7 @@ class Scheduler:
             self._add_token(request, token)
         return computed
 
-    def _commit_row(self, row: Row, index: int, token: int, result: StepResult) -> None:
+    def _commit_row(self, row: Row, index: int, token: int, result: StepResult, now: float) -> None:
         request = row.request
         request.computed = row.end
         if index in result.prompt_logprobs:
@@ -364,6 +365,7 @@ class Scheduler:
         if row.samples:
             if request.status is Status.PREFILLING:
                 request.move_to(Status.DECODING)
+                request.times.first_token(now)
             if index in result.logprobs:
                 request.unsent_logprobs.append(token_logprob(token, result.logprobs[index], 0))
             self._add_token(request, token)

@@ -38,7 +38,7 @@ class Outgoing:
 
     def token(self, request: Request, token: int) -> None:
         """A request that has not ended got a token."""
-        if self._interval == 1 and request.opened and not (request.unsent or request.unsent_logprobs):
+        if self._interval == 1 and not (request.times_due or request.unsent or request.unsent_logprobs):
             self._rids.append(request.message.rid)
             self._ids.append(token)
         else:
@@ -75,8 +75,8 @@ class Outgoing:
 
 def token_delta(request: Request) -> TokenDelta:
     """Everything of the request that has not been sent; it counts as sent from here on."""
-    waited = 0.0 if request.admitted_at is None else request.admitted_at - request.arrival
     finish = request.finish
+    times_due = request.times_due or finish is not None
     delta = TokenDelta(
         rid=request.rid,
         ids=request.unsent.tobytes(),
@@ -87,9 +87,10 @@ def token_delta(request: Request) -> TokenDelta:
         cached_tokens=request.first_cached or 0,
         logprobs=tuple(request.unsent_logprobs),
         prompt_logprobs=() if request.opened else tuple(request.prompt_logprobs),
-        queue_seconds=waited,
+        times=request.report_times() if times_due else None,
     )
     request.opened = True
+    request.times_due = False
     del request.unsent[:]
     request.unsent_logprobs.clear()
     return delta

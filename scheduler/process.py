@@ -112,12 +112,15 @@ class Loop:
         self._inspection = TreeInspection(core.holdings.tree, core.holdings.page_size)
         self._stopping = False
         self._stats_sent = 0.0
+        # Processor time of this thread at the last launch.
+        self._cpu = 0.0
         self._logged = clock()
         self._logged_tokens = (0, 0, 0)
 
     def run(self) -> None:
         """Return after Shutdown."""
         running: tuple[Plan, StepHandle] | None = None
+        self._cpu = time.thread_time()
         while True:
             self._receive()
             if self._stopping:
@@ -171,7 +174,10 @@ class Loop:
         if plan is None:
             return None
         self._core.totals.plan_seconds += self._clock() - begin
-        return plan, self._executor.launch(plan)
+        handle = self._executor.launch(plan)
+        spent, self._cpu = self._cpu, time.thread_time()
+        self._core.totals.scheduled(self._cpu - spent)
+        return plan, handle
 
     def _commit(self, plan: Plan, handle: StepHandle) -> None:
         try:
@@ -180,7 +186,7 @@ class Loop:
             log.exception("step %d failed; its %d requests end with an error", plan.step, plan.num_rows)
             self._core.commit_failure(plan.step, f"the forward pass failed: {error}")
             return
-        self._core.commit(result)
+        self._core.commit(result, self._clock())
 
     def _send(self) -> None:
         deltas: list[TokenDelta] = []

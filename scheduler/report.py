@@ -7,7 +7,13 @@ from bisect import bisect_left
 import msgspec
 
 from scheduler.request import Request
-from srt.messages import STEP_SECONDS_BUCKETS, SchedulerStats
+from srt.messages import (
+    SCHEDULING_SECONDS_BUCKETS,
+    STEP_ROWS_BUCKETS,
+    STEP_SECONDS_BUCKETS,
+    STEP_TOKENS_BUCKETS,
+    SchedulerStats,
+)
 
 
 class Totals:
@@ -24,8 +30,13 @@ class Totals:
         self.steps = 0
         self.step_rows = 0
         self.step_seconds = 0.0
+        self.step_tokens = 0
         self.plan_seconds = 0.0
+        self.scheduling_seconds = 0.0
         self.step_histogram = [0] * (len(STEP_SECONDS_BUCKETS) + 1)
+        self.rows_histogram = [0] * (len(STEP_ROWS_BUCKETS) + 1)
+        self.tokens_histogram = [0] * (len(STEP_TOKENS_BUCKETS) + 1)
+        self.scheduling_histogram = [0] * (len(SCHEDULING_SECONDS_BUCKETS) + 1)
 
     def prompt_lookups(self, request: Request) -> None:
         """A request was admitted for the first time: what it asked of the cache, and what it got."""
@@ -33,12 +44,20 @@ class Totals:
             self.prompt_tokens += request.prompt_tokens
             self.cached_tokens += request.computed
 
-    def step(self, seconds: float, rows: int) -> None:
+    def scheduled(self, cpu_seconds: float) -> None:
+        """The loop took so much processor time from one launch to the next."""
+        self.scheduling_seconds += cpu_seconds
+        self.scheduling_histogram[bisect_left(SCHEDULING_SECONDS_BUCKETS, cpu_seconds)] += 1
+
+    def step(self, seconds: float, rows: int, tokens: int) -> None:
         """A step was committed."""
         self.steps += 1
         self.step_rows += rows
         self.step_seconds += seconds
+        self.step_tokens += tokens
         self.step_histogram[bisect_left(STEP_SECONDS_BUCKETS, seconds)] += 1
+        self.rows_histogram[bisect_left(STEP_ROWS_BUCKETS, rows)] += 1
+        self.tokens_histogram[bisect_left(STEP_TOKENS_BUCKETS, tokens)] += 1
 
     def stats(
         self,
@@ -75,7 +94,12 @@ class Totals:
             step_rows=self.step_rows,
             step_seconds=self.step_seconds,
             plan_seconds=self.plan_seconds,
+            step_tokens=self.step_tokens,
+            scheduling_seconds=self.scheduling_seconds,
             step_histogram=tuple(self.step_histogram),
+            rows_histogram=tuple(self.rows_histogram),
+            tokens_histogram=tuple(self.tokens_histogram),
+            scheduling_histogram=tuple(self.scheduling_histogram),
             oldest_wait_seconds=oldest_wait_seconds,
             overtake_bound_seconds=overtake_bound_seconds,
         )

@@ -21,7 +21,8 @@ import numpy as np
 
 from radix import Lock
 from radix.disk import BlockChain
-from srt.messages import CacheReport, Finish, Generate, StreamOpen, TokenLogprob
+from scheduler.times import Times
+from srt.messages import CacheReport, Finish, Generate, RequestTimes, StreamOpen, TokenLogprob
 from srt.plan import Int32Array, SlotOpen
 
 # Prompt ids that travel with a stream as context for tokenizers that decode differently after other tokens.
@@ -101,7 +102,6 @@ class Request:
     """One sample being made.  Only the scheduler changes it, and `status` only through `move_to`."""
 
     __slots__ = (
-        "admitted_at",
         "arrival",
         "awaits",
         "cache_report",
@@ -127,10 +127,13 @@ class Request:
         "prompt_tokens",
         "rank",
         "retractions",
+        "scheduled_tokens",
         "slot",
         "status",
         "stop_ids",
         "table",
+        "times",
+        "times_due",
         "tokens",
         "unsent",
         "unsent_logprobs",
@@ -172,7 +175,10 @@ class Request:
         self.chain: BlockChain | None = None
         self.disk_tokens = 0
         # Reports.
-        self.admitted_at: float | None = None
+        self.times = Times(arrival)
+        # Together with `computed` the tokens that were run through the model for it: those of earlier admissions, less
+        # what was there at this one.
+        self.scheduled_tokens = 0
         self.first_cached: int | None = None
         self.cache_report: CacheReport | None = None
         self.retractions = 0
@@ -180,6 +186,8 @@ class Request:
         self.pins_due = bool(message.pins)
         # What has not been told to the client yet.
         self.opened = False
+        # A word on its times goes with the next output.
+        self.times_due = True
         self.unsent = array("i")
         self.unsent_logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -247,6 +255,10 @@ class Request:
             logprobs=self.message.logprobs,
             stop_ids=tuple(sorted(self.stop_ids)),
         )
+
+    def report_times(self) -> RequestTimes:
+        """Where its time went so far."""
+        return self.times.report(self.retractions, self.scheduled_tokens + self.computed)
 
     def stream_open(self) -> StreamOpen:
         """What the detokenizer must know."""

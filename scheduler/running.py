@@ -157,9 +157,12 @@ class Running:
         self.remove(request)
         if self._swap_pays(request) and self._holdings.swap_out(request):
             self._totals.swaps += 1
+        request.scheduled_tokens += request.computed
         self._holdings.release(request, request.computed, None)
         request.move_to(Status.WAITING)
         request.retractions += 1
+        request.times.retracted(self._misses.now)
+        request.times_due = True
         request.key = request.tokens.tobytes()
         self._waiting.add(request)
 

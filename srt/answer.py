@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from srt.messages import CacheReport, ChatPrompt, Finish, IdsPrompt, PinWish, SamplingParams, TextDelta, TextPrompt
+from srt.sample_times import SampleClock, SampleTimes
 
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 SEED_MASK = (1 << 63) - 1
@@ -66,9 +67,11 @@ class Ask:
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
-    # Seconds: the time to the first token that is asked for (read by the deadline policy), and the longest that the
-    # whole request may take.
+    # Seconds: the time to the first token that is asked for (read by the deadline policy); further below the longest
+    # that the whole request may take.
     ttft_target: float | None = None
+    # Seconds from token to token that are asked for; with the one above, what goodput is counted by.
+    tpot_target: float | None = None
     timeout: float | None = None
     # What of the prompt is to be pinned in the cache; and whether the request leaves nothing behind there.
     pins: tuple[PinWish, ...] = ()
@@ -99,6 +102,10 @@ class RequestEnd:
     gaps: tuple[tuple[float, int], ...]
     # Of the cache report; None for a request that was never admitted.
     cache_reason: str | None = None
+    samples: tuple[SampleTimes, ...] = ()
+    # As asked for; None: no wish.
+    ttft_target: float | None = None
+    tpot_target: float | None = None
 
 
 def merge_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
@@ -116,7 +123,7 @@ def merge_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
         completion_tokens=max(delta.completion_tokens for delta in deltas),
         logprobs=tuple(item for delta in deltas for item in delta.logprobs),
         prompt_logprobs=tuple(item for delta in deltas for item in delta.prompt_logprobs),
-        queue_seconds=max(delta.queue_seconds for delta in deltas),
+        times=next((delta.times for delta in reversed(deltas) if delta.times is not None), None),
         cache_report=next((delta.cache_report for delta in deltas if delta.cache_report is not None), None),
     )
 
@@ -130,7 +137,7 @@ class _Sample:
     reported: bool = False
     cached_tokens: int = 0
     completion_tokens: int = 0
-    queue_seconds: float = 0.0
+    clock: SampleClock = field(default_factory=SampleClock)
     first_at: float | None = None
     last_at: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
@@ -143,7 +150,8 @@ class _Sample:
         """Take over the counters of a delta that has just come."""
         self.reported = True
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        self.queue_seconds = max(self.queue_seconds, delta.queue_seconds)
+        if delta.times is not None:
+            self.clock.told(delta.times)
         tokens = max(0, delta.completion_tokens - self.completion_tokens)
         self.completion_tokens += tokens
         self.finish = delta.finish
@@ -152,6 +160,7 @@ class _Sample:
         self.ids.append(delta.ids)
         if not tokens:
             return
+        self.clock.tokens(tokens, now)
         if self.first_at is None:
             self.first_at = now
         else:
@@ -220,7 +229,11 @@ class Answer:
     @property
     def queue_seconds(self) -> float:
         """The longest that one of the samples waited for admission."""
-        return max(sample.queue_seconds for sample in self._samples)
+        return max(self.sample_times(index).queue for index in range(len(self._samples)))
+
+    def sample_times(self, index: int) -> SampleTimes:
+        """Where the time of one sample went so far."""
+        return self._samples[index].clock.report(self._asked_at)
 
     @property
     def e2e_seconds(self) -> float:
@@ -327,4 +340,7 @@ class Answer:
             e2e_seconds=self.e2e_seconds,
             gaps=tuple(gap for sample in self._samples for gap in sample.gaps),
             cache_reason=None if self.cache_report is None else self.cache_report.reason,
+            samples=tuple(self.sample_times(index) for index in range(len(self._samples))),
+            ttft_target=self.ask.ttft_target,
+            tpot_target=self.ask.tpot_target,
         )

@@ -58,6 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int | None = None
     max_queued_per_tenant: int | None = None
     queue_timeout: float | None = None
+    ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     swap_space_gb: float = 1.0

@@ -293,6 +293,22 @@ class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_report: CacheReport | None = None
 
 
+class RequestTimes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a request's time in the scheduler went so far, in seconds.
+
+    queue             from its arrival to its first admission
+    prefill           from there to its first token, less what it was preempted in between
+    preempted         from a retraction to the next admission, all of them together; `retractions` counts them
+    scheduled_tokens  run through the model for it so far, those that were computed again included
+    """
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    preempted: float = 0.0
+    retractions: int = 0
+    scheduled_tokens: int = 0
+
+
 class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """The new tokens of one request.  With `finish`, the request's last message.
 
@@ -309,7 +325,8 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    queue_seconds: float = 0.0
+    # With the first delta after each admission, and with the finish.
+    times: RequestTimes | None = None
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
@@ -339,7 +356,8 @@ class TextDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ids` and `logprobs` are of the tokens whose text ends in this delta: a token that is held back, since a character
     or a possible stop string is not finished, comes with the rest of its text.  `completion_tokens`: tokens given
-    out so far, through the one that completed a stop string; at the finish, all of them.
+    out so far, through the one that completed a stop string; at the finish, all of them.  `prompt_tokens` and
+    `cached_tokens` come with the first delta; later ones may leave them out.
     """
 
     rid: str
@@ -351,7 +369,8 @@ class TextDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    queue_seconds: float = 0.0
+    # As in `TokenDelta`.
+    times: RequestTimes | None = None
     # With the first delta of a request that was admitted.
     cache_report: CacheReport | None = None
 
@@ -428,6 +447,12 @@ class CacheTree(msgspec.Struct, frozen=True, tag="cache_tree"):
 
 
 STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+STEP_ROWS_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+STEP_TOKENS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SCHEDULING_SECONDS_BUCKETS = (
+    *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005),
+    *(0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
+)
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -438,7 +463,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     pins were let go before their time to make room.
     `prompt_tokens` and `cached_tokens` count every request once, when it is first admitted.  `step_histogram` has
     one count for each bound of STEP_SECONDS_BUCKETS (steps that took at most so long and longer than the bound
-    before), and one more for the longer ones.
+    before), and one more for the longer ones; `rows_histogram`, `tokens_histogram` and `scheduling_histogram` are the
+    same for the bounds of STEP_ROWS_BUCKETS, STEP_TOKENS_BUCKETS and SCHEDULING_SECONDS_BUCKETS.
+    `scheduling_seconds` is processor time of the scheduler's loop: messages, planning, commit, sending.
 
     Disk: `disk_hits` requests got `disk_tokens` tokens from it, as their first admission's reports say; `disk_dropped`
     blocks were not written since the writer was behind or failing; `disk_errors` reads and writes failed; `disk_late`
@@ -464,7 +491,12 @@ class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
     step_rows: int
     step_seconds: float
     plan_seconds: float
+    step_tokens: int = 0
+    scheduling_seconds: float = 0.0
     step_histogram: tuple[int, ...] = ()
+    rows_histogram: tuple[int, ...] = ()
+    tokens_histogram: tuple[int, ...] = ()
+    scheduling_histogram: tuple[int, ...] = ()
     oldest_wait_seconds: float = 0.0
     # Nobody of the same priority and tenant who comes more than so many seconds later is admitted first.
     overtake_bound_seconds: float = 0.0

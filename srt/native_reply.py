@@ -1,7 +1,8 @@
 """The native reply (SGLang's shape), as POST /generate and the in-process Engine give it.
 
 {"text": ..., "output_ids": [...], "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens",
- "cached_tokens", "cache_report", "queue_time", "e2e_latency", and with log probabilities "input_token_logprobs",
+ "cached_tokens", "cache_report", "queue_time", "prefill_time", "decode_time", "preempted_time", "retractions",
+ "scheduled_tokens", "ttft", "tpot", "e2e_latency", and with log probabilities "input_token_logprobs",
  "output_token_logprobs", "input_top_logprobs", "output_top_logprobs"}}
 """
 
@@ -30,8 +31,10 @@ class NativeLogprobs:
 class NativeReply:
     """The reply for one sample of an answer, growing with its deltas."""
 
-    def __init__(self, name: str, answer: Answer, logprobs: NativeLogprobs | None) -> None:
+    def __init__(self, name: str, answer: Answer, index: int, logprobs: NativeLogprobs | None) -> None:
+        """`index`: the sample's place in the answer."""
         self._name = name
+        self._index = index
         self._answer = answer
         self._logprobs = logprobs
         self._parts: list[TextDelta] = []
@@ -41,6 +44,7 @@ class NativeReply:
         self._parts.append(delta)
         so_far = merge_deltas(self._parts)
         self._parts = [so_far]
+        times = self._answer.sample_times(self._index)
         meta: dict[str, Any] = {
             "id": self._name,
             "finish_reason": native_finish(so_far.finish, so_far.completion_tokens),
@@ -48,7 +52,14 @@ class NativeReply:
             "completion_tokens": so_far.completion_tokens,
             "cached_tokens": so_far.cached_tokens,
             "cache_report": report_fields(so_far.cache_report),
-            "queue_time": so_far.queue_seconds,
+            "queue_time": times.queue,
+            "prefill_time": times.prefill,
+            "decode_time": times.decode,
+            "preempted_time": times.preempted,
+            "retractions": times.retractions,
+            "scheduled_tokens": times.scheduled_tokens,
+            "ttft": times.ttft,
+            "tpot": times.tpot,
             "e2e_latency": self._answer.e2e_seconds,
         }
         if self._logprobs is not None:

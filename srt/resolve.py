@@ -197,7 +197,11 @@ def check_config(config: ServerConfig) -> None:
     _between("--max-running-requests", config.max_running_requests, 1, 65536)
     _between("--max-queued-requests", config.max_queued_requests, 1, None)
     _between("--max-queued-per-tenant", config.max_queued_per_tenant, 1, None)
-    for flag, value in (("--queue-timeout", config.queue_timeout), ("--tpot-target-ms", config.tpot_target_ms)):
+    for flag, value in (
+        ("--queue-timeout", config.queue_timeout),
+        ("--ttft-target-ms", config.ttft_target_ms),
+        ("--tpot-target-ms", config.tpot_target_ms),
+    ):
         if value is not None and not (math.isfinite(value) and value > 0.0):
             raise StartError(f"{flag} {value:g}: must be above 0")
     if not (math.isfinite(config.swap_space_gb) and config.swap_space_gb >= 0.0):

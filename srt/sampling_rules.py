@@ -121,7 +121,8 @@ def check_ask(ask: Ask, vocab_size: int) -> SamplingParams:
             raise refuse(param, f"must be Unicode text of at most {MAX_NAME_CHARACTERS} characters")
     check_number("priority", ask.priority, -(2**31), 2**31 - 1)
     _check_pins(ask)
-    for param, seconds in (("ttft_target", ask.ttft_target), ("timeout", ask.timeout)):
+    bounds = (("ttft_target", ask.ttft_target), ("tpot_target", ask.tpot_target), ("timeout", ask.timeout))
+    for param, seconds in bounds:
         if seconds is not None:
             check_number(param, seconds, 0, MAX_SECONDS, above_low=True)
     if ask.logprobs is not None:

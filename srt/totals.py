@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+from typing import Any
+
 import msgspec
 
 from srt.messages import SchedulerStats
@@ -19,7 +22,9 @@ _TOTALS = (
     "steps",
     "step_rows",
     "step_seconds",
+    "step_tokens",
     "plan_seconds",
+    "scheduling_seconds",
     "disk_hits",
     "disk_tokens",
     "disk_read_bytes",
@@ -30,6 +35,8 @@ _TOTALS = (
     "disk_late",
     "pins_yielded",
 )
+
+_HISTOGRAMS = ("step_histogram", "rows_histogram", "tokens_histogram", "scheduling_histogram")
 
 
 class RunningTotals:
@@ -63,9 +70,8 @@ class RunningTotals:
 
 
 def _add(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
-    sums = {name: getattr(before, name) + getattr(now, name) for name in _TOTALS}
-    length = max(len(before.step_histogram), len(now.step_histogram))
-    histogram = tuple(
-        sum(h[i] if i < len(h) else 0 for h in (before.step_histogram, now.step_histogram)) for i in range(length)
-    )
-    return msgspec.structs.replace(now, step_histogram=histogram, **sums)
+    sums: dict[str, Any] = {name: getattr(before, name) + getattr(now, name) for name in _TOTALS}
+    for name in _HISTOGRAMS:
+        pairs = zip_longest(getattr(before, name), getattr(now, name), fillvalue=0)
+        sums[name] = tuple(old + new for old, new in pairs)
+    return msgspec.structs.replace(now, **sums)

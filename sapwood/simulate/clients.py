@@ -182,7 +182,7 @@ class Clients:
             call.first = now
             call.prompt_tokens = delta.prompt_tokens
             call.cached_tokens = delta.cached_tokens
-            call.waited = delta.queue_seconds
+            call.waited = 0.0 if delta.times is None else delta.times.queue
             service[call.tenant] += delta.prompt_tokens - delta.cached_tokens
         elif tokens:
             self.gaps.append(now - call.last)

@@ -9,13 +9,20 @@ The scheduler's totals go on where they were when its process is started again, 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 
 from srt.front import Front, RequestEnd
 from srt.http.prometheus import Counter, Gauge, Histogram, Metric, render
-from srt.messages import STEP_SECONDS_BUCKETS, SchedulerStats
+from srt.messages import (
+    SCHEDULING_SECONDS_BUCKETS,
+    STEP_ROWS_BUCKETS,
+    STEP_SECONDS_BUCKETS,
+    STEP_TOKENS_BUCKETS,
+    SchedulerStats,
+)
 
 # Bounds in seconds.
 LATENCY_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
@@ -54,6 +61,27 @@ class Metrics:
             "sapwood_e2e_request_latency_seconds", "From a request that did not fail to its end.", LATENCY_BOUNDS
         )
         self.queue = histogram("sapwood_queue_time_seconds", "From the request to its admission.", LATENCY_BOUNDS)
+        self.prefill = histogram(
+            "sapwood_prefill_time_seconds", "Of a sample, from its admission to its first token.", LATENCY_BOUNDS
+        )
+        self.decode = histogram(
+            "sapwood_decode_time_seconds", "Of a sample, from its first token to its last.", LATENCY_BOUNDS
+        )
+        self.preempted = histogram(
+            "sapwood_preempted_time_seconds",
+            "Of a sample that was retracted, from retraction to readmission.",
+            LATENCY_BOUNDS,
+        )
+        self.tpot = histogram(
+            "sapwood_time_per_output_token_seconds", "Of a sample, the mean from token to token.", GAP_BOUNDS
+        )
+        self.scheduled = histogram(
+            "sapwood_scheduled_tokens_histogram", "Tokens run through the model by sample.", TOKEN_BOUNDS
+        )
+        self.served = counter(
+            "sapwood_num_served_requests_total",
+            "Requests that were served to the end, by which of their targets they met; goodput is the rate of both.",
+        )
         self.prompt_length = histogram("sapwood_prompt_tokens_histogram", "Prompt tokens by request.", TOKEN_BOUNDS)
         self.output_length = histogram("sapwood_generation_tokens_histogram", "Output tokens by request.", TOKEN_BOUNDS)
         front.observers.append(self.observe)
@@ -77,12 +105,37 @@ class Metrics:
         if end.ttft is not None:
             self.ttft.observe(end.ttft)
             self.queue.observe(end.queue_seconds)
+            self._observe_samples(end)
             self.prompt_length.observe(end.prompt_tokens)
             self.output_length.observe(end.completion_tokens)
         for seconds, tokens in end.gaps:
             self.gap.observe(seconds / tokens, tokens)
         self._recent.append((self._clock(), end.prompt_tokens, end.cached_tokens, end.completion_tokens))
         self._forget()
+
+    def _observe_samples(self, end: RequestEnd) -> None:
+        for sample in end.samples:
+            if sample.ttft is None:
+                continue
+            self.prefill.observe(sample.prefill)
+            self.decode.observe(sample.decode)
+            self.scheduled.observe(sample.scheduled_tokens)
+            if sample.retractions:
+                self.preempted.observe(sample.preempted)
+            if sample.tpot is not None:
+                self.tpot.observe(sample.tpot)
+        if all(reason in ("stop", "length") for reason in end.finish_reasons):
+            self.served.add(met=self._met(end))
+
+    def _met(self, end: RequestEnd) -> str:
+        """The targets that a request met: its own, or else the server's; what nobody set is met."""
+        config = self._front.config
+        ttft = _target(end.ttft_target, config.ttft_target_ms)
+        tpot = _target(end.tpot_target, config.tpot_target_ms)
+        # Of several samples each has to be in time.
+        in_time = all(sample.ttft is None or sample.ttft <= ttft for sample in end.samples)
+        at_pace = all(sample.tpot is None or sample.tpot <= tpot for sample in end.samples)
+        return {(True, True): "both", (True, False): "ttft", (False, True): "tpot"}.get((in_time, at_pace), "none")
 
     def _forget(self) -> None:
         while self._recent and self._recent[0][0] < self._clock() - WINDOW_SECONDS:
@@ -103,6 +156,12 @@ class Metrics:
             self.gap,
             self.e2e,
             self.queue,
+            self.prefill,
+            self.decode,
+            self.preempted,
+            self.tpot,
+            self.scheduled,
+            self.served,
             self.prompt_length,
             self.output_length,
         ]
@@ -122,6 +181,12 @@ class Metrics:
     def _of_scheduler(self) -> list[Metric]:
         stats = self._front.stats
         return [] if stats is None else [*_pool(stats), *_totals(stats), *_disk(stats)]
+
+
+def _target(seconds: float | None, default_ms: float | None) -> float:
+    if seconds is not None:
+        return seconds
+    return math.inf if default_ms is None else default_ms / 1000
 
 
 def _gauge(name: str, help_text: str, value: float) -> Gauge:
@@ -163,9 +228,6 @@ def _pool(stats: SchedulerStats) -> list[Metric]:
 
 def _totals(stats: SchedulerStats) -> list[Metric]:
     """The scheduler's totals over all its processes."""
-    steps = Histogram("sapwood_step_seconds", "Steps of the model by their wall time.", STEP_SECONDS_BUCKETS)
-    if stats.step_histogram:
-        steps.add_counts(stats.step_histogram, stats.step_seconds)
     return [
         _counter("sapwood_computed_tokens_total", "Tokens run through the model.", stats.computed_tokens),
         _counter("sapwood_evicted_tokens_total", "Cached tokens dropped to make room.", stats.evicted_tokens),
@@ -173,8 +235,30 @@ def _totals(stats: SchedulerStats) -> list[Metric]:
         _counter("sapwood_num_swaps_total", "Of those, the ones whose KV went to swap space.", stats.swaps),
         _counter("sapwood_pins_yielded_total", "Pins let go before their time to make room.", stats.pins_yielded),
         _counter("sapwood_plan_seconds_total", "Seconds spent on planning steps.", stats.plan_seconds),
-        steps,
+        *_steps(stats),
     ]
+
+
+def _steps(stats: SchedulerStats) -> list[Metric]:
+    """The steps of all the scheduler's processes, by several measures."""
+    histograms: list[Metric] = []
+    for name, help_text, bounds, counts, total in (
+        ("seconds", "Wall time of a step.", STEP_SECONDS_BUCKETS, stats.step_histogram, stats.step_seconds),
+        ("rows", "Samples scheduled in a step.", STEP_ROWS_BUCKETS, stats.rows_histogram, stats.step_rows),
+        ("tokens", "Tokens scheduled in a step.", STEP_TOKENS_BUCKETS, stats.tokens_histogram, stats.step_tokens),
+        (
+            "scheduling_seconds",
+            "Processor time of the scheduler for a step: messages, planning, commit, sending.",
+            SCHEDULING_SECONDS_BUCKETS,
+            stats.scheduling_histogram,
+            stats.scheduling_seconds,
+        ),
+    ):
+        histogram = Histogram(f"sapwood_step_{name}", help_text, bounds)
+        if counts:
+            histogram.add_counts(counts, total)
+        histograms.append(histogram)
+    return histograms
 
 
 def _disk(stats: SchedulerStats) -> list[Metric]:

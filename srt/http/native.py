@@ -61,7 +61,7 @@ async def generate(service: Service, request: Request) -> Response:
     ]
     batch = Batch(service.front, service.live, prompted, _field_name)
     replies = [
-        [NativeReply(rid, answer, want.logprobs) for _ in range(sampling.n)]
+        [NativeReply(rid, answer, index, want.logprobs) for index in range(sampling.n)]
         for rid, answer, sampling, want in zip(rids, batch.answers, samplings, wanted, strict=True)
     ]
     several = not single or samplings[0].n > 1
@@ -158,6 +158,7 @@ def _ask(tenant: str, fields: GenerateRequest, prompt: Prompt, sampling: NativeS
         tenant=tenant,
         priority=fields.priority or 0,
         ttft_target=fields.ttft_target,
+        tpot_target=fields.tpot_target,
         timeout=fields.timeout,
         pins=wishes_of(fields.pin),
         no_store=bool(fields.no_store),

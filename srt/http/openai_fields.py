@@ -86,6 +86,7 @@ def ask_of(
         tenant=tenant,
         priority=fields.priority or 0,
         ttft_target=fields.ttft_target,
+        tpot_target=fields.tpot_target,
         timeout=fields.timeout,
         logprobs=logprobs,
         prompt_logprobs_from=prompt_logprobs_from,

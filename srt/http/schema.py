@@ -65,6 +65,7 @@ class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     cache_salt: str | None = None
     priority: Integer | None = None
     ttft_target: float | None = None
+    tpot_target: float | None = None
     timeout: float | None = None
     # Whether the reply says what was found in the prefix cache, and why not more.
     cache_report: bool | None = None
@@ -147,6 +148,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     cache_salt: str | None = None
     priority: Integer | None = None
     ttft_target: float | None = None
+    tpot_target: float | None = None
     timeout: float | None = None
     pin: PinField | None = None
     no_store: bool | None = None

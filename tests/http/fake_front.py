@@ -120,7 +120,12 @@ class FakeFront:
             step_rows=3,
             step_seconds=0.06,
             plan_seconds=0.001,
+            step_tokens=21,
+            scheduling_seconds=0.003,
             step_histogram=(0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+            rows_histogram=(3, *[0] * 15),
+            tokens_histogram=(0, 0, 0, 3, *[0] * 12),
+            scheduling_histogram=(0, 0, 0, 0, 0, 3, *[0] * 15),
         )
 
     async def flush_cache(self) -> CallReply:

@@ -28,6 +28,8 @@ def test_the_first_scrape_parses_and_has_every_metric(server: Running) -> None:
     stems = """num_requests_total num_aborted_requests_total num_failed_requests_total prompt_tokens_total
         cached_tokens_total generation_tokens_total computed_tokens_total evicted_tokens_total num_retractions_total
         time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds queue_time_seconds
+        prefill_time_seconds decode_time_seconds preempted_time_seconds time_per_output_token_seconds
+        scheduled_tokens_histogram num_served_requests_total step_rows step_tokens step_scheduling_seconds
         step_seconds num_running_reqs num_queue_reqs token_usage cache_hit_rate gen_throughput num_used_tokens
         max_total_num_tokens pages_total pages_free pages_cached pages_in_use"""
     assert {f"sapwood_{stem}" for stem in stems.split()} <= found.kinds.keys()
@@ -35,6 +37,9 @@ def test_the_first_scrape_parses_and_has_every_metric(server: Running) -> None:
     assert found.value("sapwood_pages_free") + found.value("sapwood_pages_cached") == found.value("sapwood_pages_total")
     assert found.value("sapwood_step_seconds_count") == 3
     assert found.value("sapwood_step_seconds_sum") == 0.06
+    assert (found.value("sapwood_step_rows_count"), found.value("sapwood_step_rows_sum")) == (3, 3)
+    assert (found.value("sapwood_step_tokens_count"), found.value("sapwood_step_tokens_sum")) == (3, 21)
+    assert found.value("sapwood_step_scheduling_seconds_sum") == 0.003
     assert found.value("sapwood_prompt_tokens_total") == 0
 
 
@@ -86,6 +91,12 @@ def test_counters_are_the_sum_of_the_replies(server: Running) -> None:
     assert found.value("sapwood_time_to_first_token_seconds_count") == prompts
     assert found.value("sapwood_e2e_request_latency_seconds_count") == prompts
     assert found.value("sapwood_inter_token_latency_seconds_count") == output - samples
+    for name in ("prefill_time_seconds", "decode_time_seconds", "time_per_output_token_seconds"):
+        assert found.value(f"sapwood_{name}_count") == samples
+    assert found.value("sapwood_scheduled_tokens_histogram_count") == samples
+    assert found.value("sapwood_preempted_time_seconds_count") == 0
+    # Nobody has set a target.
+    assert found.value("sapwood_num_served_requests_total", met="both") == prompts
     assert found.value("sapwood_cache_hit_rate") == pytest.approx(
         cached / sum(usage["prompt_tokens"] for usage in told)
     )
@@ -113,6 +124,31 @@ def test_aborts_and_failures_are_counted_beside_the_others(server: Running) -> N
     ends = server.front.ends
     assert found.value("sapwood_generation_tokens_total") == sum(end.completion_tokens for end in ends)
     assert found.value("sapwood_prompt_tokens_total") == sum(end.prompt_tokens for end in ends)
+
+
+def test_goodput_counts_the_requests_that_met_their_targets(server: Running) -> None:
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({}, "both"),
+        ({"ttft_target": 100, "tpot_target": 100}, "both"),
+        ({"ttft_target": 1e-9}, "tpot"),
+        ({"tpot_target": 1e-9}, "ttft"),
+        ({"ttft_target": 1e-9, "tpot_target": 1e-9, "timeout": 100}, "none"),
+    ]
+    with httpx.Client(base_url=server.url) as client:
+        for number, (targets, _) in enumerate(asked):
+            path, prompt = ("/v1/completions", "prompt") if number % 2 else ("/generate", "text")
+            reply = client.post(path, json={prompt: "some words", **targets})
+            assert reply.status_code == 200, reply.text
+        refused = client.post("/v1/completions", json={"prompt": "x", "tpot_target": 0})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "tpot_target"
+        # What fails meets nothing.
+        assert client.post("/generate", json={"text": "break it"}).status_code == 500
+        found = scrape(client)
+    for met in ("both", "ttft", "tpot", "none"):
+        expected = sum(wanted == met for _, wanted in asked)
+        assert found.value("sapwood_num_served_requests_total", met=met) == expected
+    assert found.value("sapwood_num_served_requests_total") == len(asked)
 
 
 def test_no_counter_falls_from_scrape_to_scrape(server: Running) -> None:

@@ -55,11 +55,20 @@ def test_one_prompt_gives_one_reply_in_the_native_shape(engine: Engine) -> None:
         "cached_tokens",
         "cache_report",
         "queue_time",
+        "prefill_time",
+        "decode_time",
+        "preempted_time",
+        "retractions",
+        "scheduled_tokens",
+        "ttft",
+        "tpot",
         "e2e_latency",
     }
     assert meta["finish_reason"] == {"type": "length", "length": 7}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (3, 7, 2)
-    assert 0.0 < meta["e2e_latency"] < 60.0
+    assert 0.0 < meta["ttft"] <= meta["ttft"] + meta["decode_time"] <= meta["e2e_latency"] < 60.0
+    assert meta["tpot"] == pytest.approx(meta["decode_time"] / 6)
+    assert (meta["queue_time"], meta["preempted_time"], meta["retractions"]) == (0.25, 0.0, 0)
 
 
 def test_ids_and_chats_are_prompts_too(engine: Engine) -> None:

@@ -122,7 +122,7 @@ class Bench:
     def commit_oldest(self) -> None:
         """Commit the oldest step in flight."""
         _, handle = self._flight.popleft()
-        self.core.commit(handle.wait())
+        self.core.commit(handle.wait(), self.now)
         self.oracle.in_flight = [plan for plan, _ in self._flight]
         self._collect()
 

@@ -35,7 +35,7 @@ def test_tokens_of_requests_with_nothing_else_to_say_go_as_two_columns() -> None
     while not bench.core.idle:
         plan = bench.core.plan(0.0)
         assert plan is not None
-        bench.core.commit(bench.oracle.launch(plan).wait())
+        bench.core.commit(bench.oracle.launch(plan).wait(), 0.0)
         steps.append(bench.core.take_events())
     opening, *middle, last = steps
     assert [type(event) for event in opening] == [TokenDelta] * 3

@@ -33,6 +33,7 @@ from srt.messages import (
     IdsPrompt,
     Rejected,
     Remember,
+    RequestTimes,
     SchedulerInbox,
     SchedulerStats,
     Shutdown,
@@ -137,7 +138,7 @@ class FakeRun:
             finish=finish,
             prompt_tokens=len(self.prompt),
             cached_tokens=len(text) - 1 if self.request.rid != self.request.group else 2,
-            queue_seconds=0.25,
+            times=RequestTimes(queue=0.25) if self.count == 1 else None,
         )
 
 
@@ -223,7 +224,7 @@ def to_text(delta: TokenDelta, counts: dict[str, int]) -> TextDelta:
         prompt_tokens=delta.prompt_tokens,
         cached_tokens=delta.cached_tokens,
         completion_tokens=counts[delta.rid],
-        queue_seconds=delta.queue_seconds,
+        times=delta.times,
     )
 
 

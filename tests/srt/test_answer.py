@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srt.answer import Answer, Ask, RequestFailed, merge_deltas
-from srt.messages import Finish, TextDelta, TextPrompt, TokenLogprob, pack_ids
+from srt.messages import Finish, RequestTimes, TextDelta, TextPrompt, TokenLogprob, pack_ids
 
 Run = Callable[[Any], Any]
 
@@ -173,7 +173,7 @@ def test_cached_tokens_of_a_call_are_the_smallest_over_its_samples() -> None:
 def test_times_of_a_request_are_told_from_its_first_token_and_the_gaps_after_it() -> None:
     times = iter([10.0, 11.0, 11.5, 12.5, 12.5])
     answer = Answer(Ask(TextPrompt("p")), ("r0",), clock=lambda: next(times))
-    answer.deliver(0, delta("r0", "a", 1, queue_seconds=0.4))
+    answer.deliver(0, delta("r0", "a", 1, times=RequestTimes(queue=0.4)))
     answer.deliver(0, delta("r0", "", 1))
     answer.deliver(0, delta("r0", "bcd", 4, Finish("stop")))
     end = answer.summary()
