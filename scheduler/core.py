@@ -12,12 +12,13 @@ only decided when nothing is in flight, so a retracted request never has a token
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 from radix import PagePool, Pins, RadixTree
 from scheduler.batch import Batch, Row, build_plan, next_row
+from scheduler.early_aborts import EarlyAborts
 from scheduler.events import Event, Outgoing, add_prompt_logprobs, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
@@ -34,9 +35,6 @@ from scheduler.tier import DiskTier
 from scheduler.waiting import WaitingQueue
 from srt.messages import Abort, Finish, Generate, Rejected, SchedulerStats, StopFound
 from srt.plan import Plan, StepResult
-
-# Aborts of unknown requests that are remembered, since an abort may overtake its request.
-REMEMBERED_ABORTS = 4096
 
 
 @dataclass(slots=True)
@@ -90,7 +88,7 @@ class Scheduler:
             self._fail,
         )
         self._deadlines = Deadlines()
-        self._early_aborts: OrderedDict[str, None] = OrderedDict()
+        self._early_aborts = EarlyAborts()
         self._next_step = 0
         self._arrivals = 0
 
@@ -168,8 +166,7 @@ class Scheduler:
         self._waiting.add(request)
         if message.timeout is not None:
             self._deadlines.add(now + message.timeout, request)
-        if message.rid in self._early_aborts:
-            del self._early_aborts[message.rid]
+        if self._early_aborts.take(message.rid):
             self._abort(message.rid)
 
     def _why_not(self, message: Generate, prompt_tokens: int, room: int) -> Rejected | None:
@@ -215,9 +212,7 @@ class Scheduler:
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is None:
-            self._early_aborts[rid] = None
-            while len(self._early_aborts) > REMEMBERED_ABORTS:
-                self._early_aborts.popitem(last=False)
+            self._early_aborts.note(rid)
             return
         self.totals.aborts += 1
         self._end(request, Status.CANCELLED, Finish("abort", message="the request was aborted"), request.computed)

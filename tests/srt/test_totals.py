@@ -32,7 +32,7 @@ def test_totals_go_on_where_the_last_process_left_them() -> None:
 def test_every_field_that_only_grows_is_summed() -> None:
     gauges = {"running", "waiting", "oldest_wait_seconds", "overtake_bound_seconds", "page_size"}
     gauges |= {name for name in SchedulerStats.__struct_fields__ if name.endswith("_histogram")}
-    gauges |= {"disk_blocks", "disk_used_bytes", "disk_loading"}
+    gauges |= {"disk_blocks", "disk_used_bytes", "disk_loading", "pins"}
     gauges |= {name for name in SchedulerStats.__struct_fields__ if name.startswith("pages_")}
     counters = [name for name in SchedulerStats.__struct_fields__ if name not in gauges]
     totals = RunningTotals()
