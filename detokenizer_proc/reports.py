@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from detokenizer_proc.vocabulary import Vocabulary
-from srt.messages import CacheNode, CacheReport, CacheTree, unpack_ids
+from srt.messages import CacheNode, CachePin, CacheReport, CacheTree, unpack_ids
 
 
 class Texts:
@@ -35,8 +35,12 @@ class Texts:
         )
 
     def tree(self, tree: CacheTree) -> CacheTree:
-        """The tree with the text of each run's first tokens."""
-        return msgspec.structs.replace(tree, nodes=tuple(self._node(node) for node in tree.nodes))
+        """The tree with the text of each run's first tokens, and of both ends of each pin."""
+        nodes = tuple(self._node(node) for node in tree.nodes)
+        return msgspec.structs.replace(tree, nodes=nodes, pins=tuple(self._pin(pin) for pin in tree.pins))
+
+    def _pin(self, pin: CachePin) -> CachePin:
+        return msgspec.structs.replace(pin, text=self.text(pin.head), tail_text=self.text(pin.tail))
 
     def _node(self, node: CacheNode) -> CacheNode:
         return msgspec.structs.replace(node, text=self.text(node.head))

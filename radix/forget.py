@@ -26,23 +26,13 @@ def forget(forest: Forest, namespace: str, tokens: bytes) -> Forgotten:
     """Take out what begins with `tokens` (packed int32) and is not locked; empty: all of the namespace."""
     gone = kept = 0
     for top in forest.tops(namespace):
-        head = _head(top)
+        head = top.path_tokens()
         if not (tokens.startswith(head) or head.startswith(tokens)):
             continue
         pages, held = _forget_below(forest, top, tokens[len(head) :])
         gone += pages
         kept += held
     return Forgotten(gone, kept)
-
-
-def _head(top: Node) -> bytes:
-    """The tokens above a root (none) or the beginning of a branch."""
-    runs = []
-    at: Node | None = top
-    while at is not None:
-        runs.append(at.key)
-        at = at.parent
-    return b"".join(reversed(runs))
 
 
 def _forget_below(forest: Forest, top: Node, tokens: bytes) -> Forgotten:

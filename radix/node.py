@@ -123,6 +123,15 @@ class Node:
             else:
                 self.order = None
 
+    def path_tokens(self) -> bytes:
+        """All tokens, packed, of the path from the root to the end of this node."""
+        runs = []
+        at: Node | None = self
+        while at is not None:
+            runs.append(at.key)
+            at = at.parent
+        return b"".join(reversed(runs))
+
     def closest(self, chunk: bytes) -> tuple[Node | None, int]:
         """The child whose first page agrees with `chunk` for the most tokens, and for how many.
 

@@ -120,7 +120,7 @@ class Pins:
         end = len(match.pages)
         if end < whole:
             shortfall = "not_cached"
-        most, reason = self._most(namespace, self._tree.pinned_part(match), self._public_pages(tokens))
+        most, reason = self._most(namespace, match.kept_by_pins(), self._public_pages(tokens))
         if end > most:
             end, shortfall = most, reason
         if not end:

@@ -35,6 +35,32 @@ class Match(NamedTuple):
     node: Node | None
     generation: int
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that match whole, and the partial one."""
+        return len(self.pages) + (self.partial_page is not None)
+
+    @property
+    def last_whole(self) -> Node:
+        """The last node of which every page is of use; there must be a match, and of this moment."""
+        assert self.node is not None, "nothing matched"
+        parent = self.node.parent
+        return self.node if parent is None or self.num_pages >= self.node.start + len(self.node.pages) else parent
+
+    def kept_by_locks(self) -> int:
+        """How many of the matched pages, the first ones, are locked by somebody already."""
+        at = self.node
+        while at is not None and not at.locks:
+            at = at.parent
+        return 0 if at is None else min(at.start + len(at.pages), self.num_pages)
+
+    def kept_by_pins(self) -> int:
+        """How many of the matched pages, the first ones, are pinned."""
+        at = self.node
+        while at is not None and not at.pins:
+            at = at.parent
+        return 0 if at is None else min(at.start + len(at.pages), self.num_pages)
+
 
 class Lock:
     """A receipt: the path from `node` to the root is locked until the receipt is given back.

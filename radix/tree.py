@@ -170,23 +170,8 @@ class RadixTree:
 
         To be called before anything else changes the structure.
         """
-        node = match.node
-        if node is None:
-            return
-        end = len(match.pages) + (match.partial_page is not None)
-        if end < node.start + len(node.pages) and node.parent is not None:
-            node = node.parent
-        self._touch(node, 1)
-
-    def lock_takes(self, match: Match) -> int:
-        """Pages that could be evicted and cannot be any more when this match is locked."""
-        node = match.node
-        if node is None:
-            return 0
-        end = len(match.pages) + (match.partial_page is not None)
-        while node.locks == 0 and node.parent is not None:
-            node = node.parent
-        return max(end - node.start - len(node.pages), 0)
+        if match.node is not None:
+            self._touch(match.last_whole, 1)
 
     def _touch(self, node: Node, hits: int) -> None:
         """The path to this node is used now: one tick for all of it, so that no part looks older than what is below."""
@@ -400,13 +385,6 @@ class RadixTree:
         lock.held = False
         self._forest.unpin_path(lock.node)
 
-    def pinned_part(self, match: Match) -> int:
-        """How many of the matched pages are pinned: the first ones."""
-        at = match.node
-        while at is not None and not at.pins:
-            at = at.parent
-        return 0 if at is None else min(at.start + len(at.pages), len(match.pages))
-
     @property
     def pinned_pages(self) -> Counter[str]:
         """Pages that pins keep, for each namespace; to be read only."""
@@ -433,7 +411,7 @@ class RadixTree:
         kept = max(len(leaf.pages) - wanted, 0)
         self._forest.leaves.leaves_pages(leaf, kept, self._page_bytes)
         if self.on_evict is not None:
-            self.on_evict(leaf.namespace, self._prefix(leaf), leaf.pages[kept:])
+            self.on_evict(leaf.namespace, leaf.path_tokens(), leaf.pages[kept:])
         if kept:
             return self._forest.trim(leaf, kept)
         parent = leaf.parent
@@ -444,16 +422,7 @@ class RadixTree:
 
     def prefix(self, lock: Lock) -> bytes:
         """All tokens, packed, of the path that a receipt keeps."""
-        return self._prefix(lock.node)
-
-    def _prefix(self, node: Node) -> bytes:
-        """All tokens of the path from the root to the end of this node."""
-        runs = []
-        at: Node | None = node
-        while at is not None:
-            runs.append(at.key)
-            at = at.parent
-        return b"".join(reversed(runs))
+        return lock.node.path_tokens()
 
     def flush(self, namespace: str | None = None) -> bool:
         """Empty the tree, or one namespace of it.  Refuses, returning False, while a receipt is out there.

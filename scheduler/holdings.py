@@ -97,7 +97,6 @@ class Holdings:
     def admit(self, request: Request, reserve_pages: int) -> list[Copy] | None:
         """Take what is cached of the request's known tokens, if the rest of them and `reserve_pages` can be had too.
 
-        What the match covers cannot be evicted any more, so it is not counted as room.
         Returns the copies to make first (the matched rows of a page that is shared only in part), or None, and
         nothing has changed, when there is not enough room.
         """
@@ -108,7 +107,8 @@ class Holdings:
             # Who is not admitted has used nothing.
             match = self.tree.match(request.message.namespace, request.key, limit, touch=False)
             full = len(match.pages)
-            room = self.available - self.tree.lock_takes(match)
+            # What the match locks cannot be evicted any more.
+            room = self.available - (match.num_pages - match.kept_by_locks())
             if self.pages_for(request.known) - full + reserve_pages <= room:
                 break
             # The page to copy from is locked beside its copy.  A request that runs alone must fit in spite of that, so

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from radix import PagePool, Pins, PublicHeads, RadixTree, policy_by_name
-from scheduler import garbage
+from scheduler import cache_calls, garbage
 from scheduler.core import Scheduler
 from scheduler.events import Tokens
 from scheduler.inspection import TreeInspection
@@ -156,6 +156,13 @@ class Loop:
             # By way of the detokenizer, which knows the text of tokens.
             self._detokenizer.send(self._inspection.answer(call, self._clock()))
             return
+        if call.what == "cache_pins":
+            self._detokenizer.send(cache_calls.list_pins(self._core.holdings, call, self._clock()))
+            return
+        if call.what == "unpin":
+            self._front.send(cache_calls.unpin(self._core.holdings, call, self._clock()))
+        if call.what == "forget":
+            self._front.send(cache_calls.forget(self._core.holdings, call, self._clock()))
         if call.what == "flush_cache":
             done = self._core.flush()
             why = "" if done else f"{self._core.num_running} requests are running; try again when none is"

@@ -248,6 +248,27 @@ class Front:
         call = Call(call_id, "cache_tree", tenant=tenant, depth=depth, max_nodes=max_nodes)
         return await self._reply(self._trees, call_id, SCHEDULER, call)
 
+    async def cache_pins(self, tenant: str) -> CacheTree:
+        """A tenant's pins.  Raises RequestFailed 503 as `cache_tree` does."""
+        call_id = self._new_call_id()
+        return await self._reply(self._trees, call_id, SCHEDULER, Call(call_id, "cache_pins", tenant=tenant))
+
+    async def change_cache(
+        self,
+        what: Literal["unpin", "forget"],
+        tenant: str,
+        namespace: str | None = None,
+        tokens: bytes = b"",
+        pin: int | None = None,
+    ) -> CallReply:
+        """Unpin or forget the prefixes of a namespace (None: of all of the tenant's) that begin with packed `tokens`.
+
+        `pin`: unpin the one of this name.  Raises RequestFailed 503.
+        """
+        call_id = self._new_call_id()
+        call = Call(call_id, what, tenant=tenant, namespace=namespace, tokens=tokens, pin=pin)
+        return await self._reply(self._calls, call_id, SCHEDULER, call)
+
     # The way out.
 
     def _refuse_unless_serving(self) -> None:

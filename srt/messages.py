@@ -392,9 +392,15 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     """front -> scheduler: a question or command, answered by one CallReply with the same `call_id`."""
 
     call_id: str
-    what: Literal["flush_cache", "stats", "cache_tree", "check"]
-    # For cache_tree, which is answered by a CacheTree: whose namespaces, and how much of them.
+    what: Literal["flush_cache", "stats", "cache_tree", "cache_pins", "unpin", "forget", "check"]
+    # For those that concern the cache of a tenant, of which the first two are answered by a CacheTree: whose it is.
     tenant: str = ""
+    # For unpin and forget: the prefixes of one namespace of the tenant's, or (None) of each, that begin with these
+    # packed tokens; or the pin of this name.
+    namespace: str | None = None
+    tokens: bytes = b""
+    pin: int | None = None
+    # For cache_tree: how much of it.
     depth: int = 0
     max_nodes: int = 0
 
@@ -405,6 +411,8 @@ class CallReply(msgspec.Struct, frozen=True, tag="call_reply"):
     call_id: str
     ok: bool
     message: str = ""
+    # What came of an unpin or forget, by what is counted.
+    counts: dict[str, int] = {}
 
 
 class CacheNode(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -434,16 +442,42 @@ class CacheNode(msgspec.Struct, frozen=True, omit_defaults=True):
     pins: int = 0
 
 
+class CachePin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One pinned prefix.
+
+    name           by which it can be let go
+    tokens         that are pinned, and `asked` that were to be
+    ttl            seconds after each use; `seconds_left` of them
+    hits           uses of all of it since it was pinned
+    head, tail     its first and its last few tokens: packed ids; text, tail_text: the same, filled by the detokenizer
+    """
+
+    name: int
+    namespace: str
+    tokens: int
+    asked: int
+    ttl: float
+    seconds_left: float
+    hits: int
+    head: bytes
+    tail: bytes
+    text: str = ""
+    tail_text: str = ""
+
+
 class CacheTree(msgspec.Struct, frozen=True, tag="cache_tree"):
     """scheduler -> detokenizer -> front: the answer to a Call for the tree; parents come before their children.
 
-    `left_out`: nodes that are there and not in the list.
+    `left_out`: nodes that are there and not in the list.  The answer to a Call for the pins has those alone, and the
+    `pin_limit`: tokens that the pins of a namespace may keep.
     """
 
     call_id: str
     nodes: tuple[CacheNode, ...]
     page_size: int
     left_out: int = 0
+    pins: tuple[CachePin, ...] = ()
+    pin_limit: int = 0
 
 
 STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -17,6 +17,7 @@ from srt.http.admin import Admin
 from srt.http.auth import KeyCheck
 from srt.http.body import BodyTooLarge
 from srt.http.cache import explain, tree
+from srt.http.cache_admin import flush, pins, prewarm, unpin, unpin_one
 from srt.http.connection import INTERNAL_ERROR, ClientGone, LingeringReply, error_reply
 from srt.http.errors import ApiError, quoted
 from srt.http.metrics import Metrics
@@ -51,6 +52,11 @@ def create_app(front: Front) -> FastAPI:
         ("GET", "/metrics", admin.metrics, "Metrics in the Prometheus text format"),
         ("GET", "/server_info", admin.server_info, "Settings and state of the server"),
         ("GET", "/cache/explain/{request_id:path}", partial(explain, service), "Why a request missed the cache"),
+        ("GET", "/cache/pins", partial(pins, service), "What is pinned in the prefix cache"),
+        ("DELETE", "/cache/pins/{pin}", partial(unpin_one, service), "Let go of a pin"),
+        ("POST", "/cache/unpin", partial(unpin, service), "Let go of pins, by id or prefix"),
+        ("POST", "/cache/flush", partial(flush, service), "Forget cached prefixes, by prefix or cache_salt"),
+        ("POST", "/cache/prewarm", partial(prewarm, service), "Put a prefix into the cache"),
         ("GET", "/cache/tree", partial(tree, service), "What is in the prefix cache"),
         ("GET", "/cache/check", admin.check, "Recount the pages"),
         ("POST", "/flush_cache", admin.flush_cache, "Empty the prefix cache"),

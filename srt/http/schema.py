@@ -167,6 +167,33 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     stream_options: Unsupported = NOTHING
 
 
+class PrefixFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The beginning of prompts, in one of three forms, and the cache that it is in."""
+
+    text: str | None = None
+    input_ids: list[Any] | None = None
+    messages: list[ChatMessage] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+
+
+class UnpinRequest(PrefixFields, frozen=True, kw_only=True):
+    """POST /cache/unpin."""
+
+    id: Integer | None = None
+
+
+class FlushRequest(PrefixFields, frozen=True, kw_only=True):
+    """POST /cache/flush."""
+
+
+class PrewarmRequest(PrefixFields, frozen=True, kw_only=True):
+    """POST /cache/prewarm."""
+
+    pin: PinField | None = None
+    priority: Integer | None = None
+
+
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /tokenize: a text, or messages to go through the chat template."""
 

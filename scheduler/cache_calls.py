@@ -1,0 +1,75 @@
+"""Calls about a tenant's part of the cache: list its pins, let them go, forget prefixes."""
+
+from __future__ import annotations
+
+from radix import Pin
+from scheduler.holdings import Holdings
+from scheduler.misses import tenant_of
+from srt.messages import CachePin, CacheTree, Call, CallReply
+
+# First and last tokens of a pinned prefix that are shown.
+SHOWN_TOKENS = 16
+
+
+def list_pins(holdings: Holdings, call: Call, now: float) -> CacheTree:
+    """The pins of the caller's tenant, in the order in which they were made."""
+    holdings.pins.expire(now)
+    mine = tuple(_told(holdings, pin) for pin in holdings.pins if tenant_of(pin.namespace) == call.tenant)
+    limit = holdings.pins.most_of_one * holdings.page_size
+    return CacheTree(call.call_id, (), holdings.page_size, pins=mine, pin_limit=limit)
+
+
+def _told(holdings: Holdings, pin: Pin) -> CachePin:
+    tokens = holdings.pins.tokens(pin)
+    return CachePin(
+        name=pin.name,
+        namespace=pin.namespace,
+        tokens=len(tokens) // 4,
+        asked=pin.asked,
+        ttl=pin.ttl,
+        seconds_left=holdings.pins.seconds_left(pin),
+        hits=pin.hits,
+        head=tokens[: 4 * SHOWN_TOKENS],
+        tail=tokens[-4 * SHOWN_TOKENS :],
+    )
+
+
+def unpin(holdings: Holdings, call: Call, now: float) -> CallReply:
+    """Let go of the pins that the call names.  Not ok: there is no pin of that name, or it is another tenant's."""
+    holdings.pins.expire(now)
+    if call.pin is not None:
+        found = holdings.pins.find(call.pin)
+        if found is None or tenant_of(found.namespace) != call.tenant:
+            return CallReply(call.call_id, False, f"there is no pin {call.pin}")
+        pins = [found]
+    else:
+        pins = [pin for namespace in _namespaces(holdings, call) for pin in _pins_of(holdings, namespace, call.tokens)]
+    for pin in pins:
+        holdings.pins.unpin(pin)
+    return CallReply(call.call_id, True, counts={"pins": len(pins)})
+
+
+def forget(holdings: Holdings, call: Call, now: float) -> CallReply:
+    """Forget the prefixes that the call names, pinned or not, as far as no request holds them."""
+    counts = {"pages": 0, "kept_pages": 0, "pins": 0}
+    for namespace in _namespaces(holdings, call):
+        pins = _pins_of(holdings, namespace, call.tokens)
+        for pin in pins:
+            holdings.pins.unpin(pin)
+        forgotten = holdings.forget(namespace, call.tokens)
+        counts["pins"] += len(pins)
+        counts["pages"] += forgotten.pages
+        counts["kept_pages"] += forgotten.kept
+    return CallReply(call.call_id, True, counts=counts)
+
+
+def _namespaces(holdings: Holdings, call: Call) -> list[str]:
+    """Those that the call is about: the one that it names, which is the tenant's, or all of the tenant's."""
+    if call.namespace is not None:
+        return [call.namespace] if tenant_of(call.namespace) == call.tenant else []
+    names = dict.fromkeys([*holdings.tree.namespaces(), *(pin.namespace for pin in holdings.pins)])
+    return [name for name in names if tenant_of(name) == call.tenant]
+
+
+def _pins_of(holdings: Holdings, namespace: str, tokens: bytes) -> list[Pin]:
+    return holdings.pins.of_prefix(namespace, tokens)
