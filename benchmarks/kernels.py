@@ -1,6 +1,6 @@
 """How near the native kernels come to what the machine can do: each product, attention, and whole steps.
 
-    python -m benchmarks.kernels --model smollm2 [--quantization int4]
+    python -m benchmarks.kernels --model smollm2 [--quantization int4] [--kv-cache-dtype int8]
 
 The machine's own limits are measured in the same run, around every case: dot products of registers for arithmetic,
 the packed weights read from front to back for memory, torch's product of two large matrices for comparison.  A
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sapwood.pull import resolve_model
-from srt.model.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token, read_model_config
+from srt.model.config import DTYPE_BYTES, KV_DTYPES, ModelConfig, kv_bytes_per_token, read_model_config
 from srt.model.interface import ForwardBatch
 from srt.model.native import QUANTIZATIONS, NativeModel
 from srt.resolve import WEIGHT_BITS
@@ -96,10 +96,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Formats:
-    """Number formats: `dtype` of activations and KV, `quantization` of the weights where they have another."""
+    """Number formats: `dtype` of activations, the others of weights and KV where they have another."""
 
     dtype: str
     quantization: str | None = None
+    kv_dtype: str | None = None
 
     @property
     def layer_bytes(self) -> float:
@@ -131,10 +132,10 @@ def product_work(config: ModelConfig, rows: int, logits: int, formats: Formats) 
     }
 
 
-def attention_work(config: ModelConfig, seen: list[int], read: int, dtype: str) -> Work:
+def attention_work(config: ModelConfig, seen: list[int], read: int, formats: Formats) -> Work:
     """Attention of queries that see `seen` tokens each, over `read` tokens of KV that differ."""
     width = config.num_heads * config.head_dim * config.num_layers
-    return Work(4.0 * width * sum(seen), float(read * kv_bytes_per_token(config, dtype)))
+    return Work(4.0 * width * sum(seen), float(read * kv_bytes_per_token(config, formats.kv_dtype or formats.dtype)))
 
 
 def batch_of(rows: list[tuple[list[int], int, int]], vocab: int) -> ForwardBatch:
@@ -173,7 +174,7 @@ def decode_case(
         tables.append((head + own, length, 1))
     read = shared + rows * (length + 1 - shared) if share else rows * (length + 1)
     work = product_work(config, rows, rows, formats)
-    work["attention"] = attention_work(config, [length + 1] * rows, read, formats.dtype)
+    work["attention"] = attention_work(config, [length + 1] * rows, read, formats)
     name = f"decode, {rows} rows on {length} tokens"
     if shared:
         name += f", {shared} of them shared, sharing {'on' if share else 'off'}"
@@ -184,7 +185,7 @@ def prefill_case(config: ModelConfig, formats: Formats, tokens: int, before: int
     """One chunk of `tokens` tokens on top of `before`."""
     work = product_work(config, tokens, 1, formats)
     seen = [before + i + 1 for i in range(tokens)]
-    work["attention"] = attention_work(config, seen, before + tokens, formats.dtype)
+    work["attention"] = attention_work(config, seen, before + tokens, formats)
     table = [(pages_for(0, before + tokens), before, tokens)]
     return Case(f"prefill, {tokens} tokens on {before}", batch_of(table, config.vocab_size), work, tokens)
 
@@ -207,13 +208,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPE_BYTES))
     parser.add_argument("--quantization", default=None, choices=QUANTIZATIONS)
+    parser.add_argument("--kv-cache-dtype", default=None, choices=KV_DTYPES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     arguments = parser.parse_args()
     folder = resolve_model(arguments.model)
     config, dtype = read_model_config(folder), arguments.dtype
-    formats = Formats(dtype, arguments.quantization)
+    formats = Formats(dtype, arguments.quantization, arguments.kv_cache_dtype)
     begin = time.perf_counter()
     model = NativeModel(
         config,
@@ -222,7 +224,8 @@ def main() -> None:
         POOL_TOKENS // PAGE_SIZE,
         PAGE_SIZE,
         arguments.threads,
-        quantization=arguments.quantization,
+        quantization=formats.quantization,
+        kv_dtype=formats.kv_dtype,
     )
     loaded = time.perf_counter() - begin
     model.kv.pages[:] = 0
@@ -238,8 +241,8 @@ def main() -> None:
             limits.measure(model)
             case.run(model)
     print(
-        f"{model.kernels.variant.name}, {dtype}, weights {formats.quantization or dtype}, {arguments.threads} threads;"
-        f" loaded and packed in {loaded:.2f} s"
+        f"{model.kernels.variant.name}, {dtype}, weights {formats.quantization or dtype},"
+        f" KV {formats.kv_dtype or dtype}, {arguments.threads} threads; loaded and packed in {loaded:.2f} s"
     )
     print(
         f"limits: {limits.operations / 1e9:.0f} GFLOP/s in registers, {limits.bytes / 1e9:.1f} GB/s read;"

@@ -28,13 +28,18 @@ PAGE_SIZE = 16
 SUFFIXES = {".txt", ".md", ".rst", ".jsonl", ".gz"}
 # Logits of so many tokens are held at a time.
 SLICE = 128
-FORMATS: dict[str, tuple[torch.dtype, str | None]] = {
-    "float32": (torch.float32, None),
-    "bfloat16": (torch.bfloat16, None),
-    "bfloat16, int8 weights": (torch.bfloat16, "int8"),
-    "bfloat16, int4 weights": (torch.bfloat16, "int4"),
-    "float32, int8 weights": (torch.float32, "int8"),
-    "float32, int4 weights": (torch.float32, "int4"),
+# Number formats of activations, of weights and of KV.
+FORMATS: dict[str, tuple[torch.dtype, str | None, str | None]] = {
+    "float32": (torch.float32, None, None),
+    "bfloat16": (torch.bfloat16, None, None),
+    "bfloat16, int8 KV": (torch.bfloat16, None, "int8"),
+    "bfloat16, int8 weights": (torch.bfloat16, "int8", None),
+    "bfloat16, int4 weights": (torch.bfloat16, "int4", None),
+    "bfloat16, int4 weights, int8 KV": (torch.bfloat16, "int4", "int8"),
+    "float32, int8 weights": (torch.float32, "int8", None),
+    "float32, int4 weights": (torch.float32, "int4", None),
+    "float32, bfloat16 KV": (torch.float32, None, "bfloat16"),
+    "float32, int8 KV": (torch.float32, None, "int8"),
 }
 
 
@@ -85,9 +90,9 @@ def loss(model: NativeModel, ids: list[int]) -> float:
 
 def measure(config: ModelConfig, folder: Path, name: str, windows: list[list[int]], threads: int) -> float:
     """The perplexity of one format over all windows."""
-    dtype, quantization = FORMATS[name]
+    dtype, quantization, kv_dtype = FORMATS[name]
     pages = -(-len(windows[0]) // PAGE_SIZE)
-    model = NativeModel(config, folder, dtype, pages, PAGE_SIZE, threads, quantization=quantization)
+    model = NativeModel(config, folder, dtype, pages, PAGE_SIZE, threads, quantization=quantization, kv_dtype=kv_dtype)
     total = sum(loss(model, ids) for ids in windows)
     return math.exp(total / sum(len(ids) - 1 for ids in windows))
 
@@ -100,6 +105,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--most", type=int, default=64, help="windows to use")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=list(FORMATS), choices=list(FORMATS), help="formats to measure")
     arguments = parser.parse_args()
     folder = resolve_model(arguments.model)
     config = read_model_config(folder)
@@ -109,13 +115,13 @@ def main() -> None:
         parser.error(f"--text: less than {arguments.window} tokens there")
     print(f"{len(windows)} windows of {arguments.window} tokens")
     reference = None
-    for name in FORMATS:
+    for name in arguments.only:
         begin = time.perf_counter()
         found = measure(config, folder, name, windows, arguments.threads)
         reference = reference or found
         seconds = time.perf_counter() - begin
         print(
-            f"{name:<24} perplexity {found:8.4f}  {100 * (found / reference - 1):+.2f}%  ({seconds:.0f} s)", flush=True
+            f"{name:<32} perplexity {found:8.4f}  {100 * (found / reference - 1):+.2f}%  ({seconds:.0f} s)", flush=True
         )
 
 

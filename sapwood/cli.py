@@ -46,6 +46,7 @@ SERVE_FLAGS = (
     Flag("device", ("auto", "cpu"), "where to compute"),
     Flag("dtype", ("auto", "float32", "bfloat16"), "numbers to compute with"),
     Flag("quantization", ("int8", "int4"), "hold the weights in fewer bits than --dtype: faster and less exact"),
+    Flag("kv_cache_dtype", ("auto", "bfloat16", "int8"), "numbers to keep K and V in (default: those of --dtype)"),
     Flag("threads", int, "threads of the forward pass (default: every core)"),
     Flag("attention_backend", ("auto", "native", "torch"), "kernels to use"),
     Flag("context_length", int, "longest prompt and output together (default: the model's)"),

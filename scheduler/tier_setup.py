@@ -66,6 +66,7 @@ def page_identity(weights: str, model: ModelConfig, config: SchedulerConfig, lay
         "weights": weights,
         "model": dataclasses.asdict(model),
         "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype or config.dtype,
         "layout": layout,
         "page_size": config.page_size,
         "pages": block_pages,

@@ -34,6 +34,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quantization: Literal["int8", "int4"] | None = None
+    # The number format of the page pool; auto: that of --dtype.
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
     threads: int | None = None
     attention_backend: Literal["auto", "native", "torch"] = "auto"
     # Memory
@@ -122,8 +124,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     max_queued_requests: int | None
     overlap: bool
-    # The number format of the weights, where it is not `dtype`.
+    # The number formats of the weights and of the page pool, where they are not `dtype`.
     quantization: str | None = None
+    kv_dtype: str | None = None
     max_queued_per_tenant: int | None = None
     # Seconds that a request may wait for its first admission.
     queue_timeout: float | None = None

@@ -43,12 +43,13 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration in which nothing is left open.  `kv_bytes`: what the page pool takes;
+    """A configuration in which nothing is left open.  `kv_dtype`, `kv_bytes`: those of the page pool;
     `public_heads`: packed token ids of the beginnings of prompts that all tenants share."""
 
     config: ServerConfig
     facts: ModelFacts
     dtype: str
+    kv_dtype: str
     threads: int
     num_pages: int
     max_step_tokens: int
@@ -83,6 +84,7 @@ class Resolved:
                 device=DEVICE,
                 dtype=self.dtype,
                 quantization=config.quantization,
+                kv_dtype=None if self.kv_dtype == self.dtype else self.kv_dtype,
                 threads=self.threads,
                 attention_backend=config.attention_backend,
                 page_size=config.page_size,
@@ -132,6 +134,7 @@ class Resolved:
             "device": DEVICE,
             "dtype": self.dtype,
             "quantization": config.quantization or "off",
+            "kv_cache_dtype": self.kv_dtype,
             "threads": self.threads,
             "attention": config.attention_backend,
             "context": self.facts.context_length,
@@ -164,7 +167,8 @@ def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) 
         raise StartError(str(error)) from error
     facts = msgspec.structs.replace(facts, context_length=_context_length(config, facts))
     dtype = _dtype(config, machine)
-    token_bytes = kv_bytes_per_token(model, dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    token_bytes = kv_bytes_per_token(model, kv_dtype)
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     weights_bytes = weights_bytes * WEIGHT_BITS[config.quantization or dtype] // (8 * STORED_BYTES[model.dtype])
     num_pages = _num_pages(config, facts.context_length, token_bytes, weights_bytes, machine.memory_bytes)
@@ -172,6 +176,7 @@ def resolve(config: ServerConfig, folder: Path, machine: Machine | None = None) 
         config=config,
         facts=facts,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         threads=config.threads or machine.cores,
         num_pages=num_pages,
         max_step_tokens=_step_tokens(config, facts.context_length),

@@ -253,7 +253,7 @@ class TorchAttention:
 
     def plan(self, batch: ForwardBatch) -> dict[int | None, AttentionPlan]:
         """The step's plan for every window size that a layer of the model has."""
-        windows, dtype = dict.fromkeys(self._config.sliding_windows), self._pool.k.dtype
+        windows, dtype = dict.fromkeys(self._config.sliding_windows), self._pool.dtype
         return {window: plan_attention(batch, window, dtype) for window in windows}
 
     def forward(
@@ -262,19 +262,21 @@ class TorchAttention:
         """Attend in one layer.
 
         `q` [T, heads, head_dim]; `k`, `v` [T, kv_heads, head_dim]: those of the batch's tokens, which are in the
-        pool already.  Returns [T, heads * head_dim] in the dtype of `q`; sums and softmax are in float32.
+        pool already, as they are there.  Returns [T, heads * head_dim] in the dtype of `q`; sums and softmax are in
+        float32.
         """
         grouped = q.view(len(q), self._config.num_kv_heads, self._groups, self._config.head_dim)
-        pool_k, pool_v = self._pool.slots(layer)
         results = []
         for call in plan.calls:
             queries = grouped[call.queries]
             if call.keys is None:
                 results.append(self._masked(queries, k[call.queries], v[call.queries], None))
-            elif call.bias is None:
-                results.append(self._unmasked(queries, pool_k[call.keys], pool_v[call.keys]))
+                continue
+            pool_k, pool_v = self._pool.read(layer, call.keys)
+            if call.bias is None:
+                results.append(self._unmasked(queries, pool_k, pool_v))
             else:
-                results.append(self._masked(queries, pool_k[call.keys], pool_v[call.keys], call.bias))
+                results.append(self._masked(queries, pool_k, pool_v, call.bias))
         merged = results[0][0] if len(results) == 1 else torch.cat([out for out, _ in results])
         if plan.merge is not None:
             merged = _merge(merged, torch.cat([log_sum for _, log_sum in results]), plan.merge)

@@ -20,6 +20,10 @@ from srt.config import ModelFacts
 CHAT_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+# Number formats that KV can be kept in whatever the model is computed in.
+KV_DTYPES = ("bfloat16", "int8")
+# What a vector of K or V in int8 is multiplied with.
+SCALE_BYTES = 4
 
 Activation = Literal["silu", "gelu_tanh"]
 # Every name that configurations give the activations.
@@ -150,8 +154,12 @@ DEFAULT_WINDOW = 4096
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
-    """Bytes that the K and V of one token take in the pool, all layers together.  `dtype`: float32 or bfloat16."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
+    """Bytes that the K and V of one token take in the pool, all layers together.
+
+    `dtype`: float32, bfloat16, or int8 with a float32 scale for each vector of K and of V.
+    """
+    vector = config.head_dim + SCALE_BYTES if dtype == "int8" else config.head_dim * DTYPE_BYTES[dtype]
+    return 2 * config.num_layers * config.num_kv_heads * vector
 
 
 def read_json(path: Path) -> dict[str, Any]:

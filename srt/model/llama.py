@@ -89,9 +89,7 @@ class TorchModel:
             qk = self._norm(qk, layer.qk_norm)
         rotated = rotate(qk, *turn)
         q, k = rotated[:, :num_heads], rotated[:, num_heads:]
-        pool_k, pool_v = self.kv.slots(index)
-        pool_k.index_copy_(0, slots, k)
-        pool_v.index_copy_(0, slots, v)
+        k, v = self.kv.write(index, slots, k, v)
         return F.linear(self._attention.forward(q, k, v, index, plan), layer.o, layer.o_bias)
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:

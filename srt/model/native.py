@@ -8,6 +8,7 @@ The library is called on raw pointers through ctypes, which lets other Python th
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import mmap
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from srt.model.config import DTYPE_BYTES, ModelConfig
+from srt.model.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
 from srt.model.interface import ForwardBatch
 from srt.model.kernels.build import BuildFailed, Variant, build_library, host_variants
 from srt.model.kernels.check import check_batch, check_copies, check_tokens
@@ -75,29 +76,34 @@ class StepArrays(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A loaded library, the variant that it was compiled for and its number formats."""
+    """A loaded library, the variant that it was compiled for and its number formats; None: `dtype` there too."""
 
     library: ctypes.CDLL
     variant: Variant
     dtype: str
     quantization: str | None = None
+    kv_dtype: str | None = None
 
 
 def load_kernels(
-    dtype: str = "bfloat16", variants: tuple[Variant, ...] | None = None, quantization: str | None = None
+    dtype: str = "bfloat16",
+    variants: tuple[Variant, ...] | None = None,
+    quantization: str | None = None,
+    kv_dtype: str | None = None,
 ) -> Kernels:
     """The kernels of the best variant that compiles, out of `variants` (those that this CPU can run).
 
     `dtype`: float32 or bfloat16.  `quantization`: None for weights in `dtype`; int8: one scale for each output
     channel of a weight matrix, and one for each 128 activations of a token; int4: scale and minimum for each 32
-    weights of a channel, activations and the head as with int8.  Raises NativeUnavailable when none compiles; each
+    weights of a channel, activations and the head as with int8.  `kv_dtype`: None for KV in `dtype`; bfloat16; or int8,
+    with a scale for K and one for V of each token and KV head.  Raises NativeUnavailable when none compiles; each
     failure is logged.
     """
     reason = "no variant fits this CPU"
     for variant in host_variants() if variants is None else variants:
         try:
-            library = ctypes.CDLL(str(build_library(variant, dtype, quantization)))
-            return Kernels(bind(library), variant, dtype, quantization)
+            library = ctypes.CDLL(str(build_library(variant, dtype, quantization, kv_dtype)))
+            return Kernels(bind(library), variant, dtype, quantization, kv_dtype)
         except (BuildFailed, OSError) as error:
             reason = str(error)
             log.warning("no native kernels for %s: %s", variant.name, reason)
@@ -138,11 +144,12 @@ class NativeKVPool:
     """Implements `srt.model.interface.KVPool`.  The system gives the memory, in huge pages, when it is first used."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels, num_pages: int, page_size: int) -> None:
-        stored_dim = -(-config.head_dim // STRIP) * STRIP
         self.num_pages = num_pages
         self.page_size = page_size
-        self.page_bytes = (
-            2 * config.num_layers * config.num_kv_heads * stored_dim * page_size * DTYPE_BYTES[kernels.dtype]
+        # The kernels' own layout: see kernels/pages.h.
+        stored_dim = -(-config.head_dim // STRIP) * STRIP
+        self.page_bytes = page_size * kv_bytes_per_token(
+            dataclasses.replace(config, head_dim=stored_dim), kernels.kv_dtype or kernels.dtype
         )
         # The library's name tells the instruction set and every change of the source.
         self.layout = f"native {Path(kernels.library._name).stem}"
@@ -195,19 +202,20 @@ class NativeModel:
         *,
         share_prefixes: bool = True,
         quantization: str | None = None,
+        kv_dtype: str | None = None,
         kernels: Kernels | None = None,
     ) -> None:
         """Load the weights of `folder` in `dtype` (torch.float32 or torch.bfloat16) and reserve the KV pool.
 
         `share_prefixes`: rows whose page tables begin alike are computed together against the pages they share.
-        `kernels`: those of `load_kernels(dtype, quantization=quantization)` unless they are given.
+        `kernels`: those of `load_kernels(dtype, None, quantization, kv_dtype)` unless they are given.
         Raises NativeUnavailable when there are no kernels, BrokenModelFolder when the folder's tensors are wrong.
         """
         name = str(dtype).removeprefix("torch.")
         if name not in DTYPE_BYTES:
             raise ValueError(f"dtype {name} is not one of {', '.join(DTYPE_BYTES)}")
         self.config = config
-        self.kernels = load_kernels(name, quantization=quantization) if kernels is None else kernels
+        self.kernels = load_kernels(name, None, quantization, kv_dtype) if kernels is None else kernels
         self.kv = NativeKVPool(config, self.kernels, num_pages, page_size)
         self.share_prefixes = share_prefixes
         self._dtype = dtype

@@ -17,7 +17,7 @@ import torch
 
 from srt.child import Phases, StartError
 from srt.config import SchedulerConfig
-from srt.model.config import DTYPE_BYTES, ModelConfig, UnsupportedModel, read_model_config
+from srt.model.config import DTYPE_BYTES, KV_DTYPES, ModelConfig, UnsupportedModel, read_model_config
 from srt.model.interface import LanguageModel
 from srt.model.kv_pool import TorchKVPool
 from srt.model.llama import TorchModel
@@ -89,11 +89,13 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
         raise StartError(f"--device {config.device}: this version computes on the CPU only, choose cpu")
     if config.dtype not in DTYPE_BYTES:
         raise StartError(f"--dtype {config.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
+    if config.kv_dtype not in (None, *KV_DTYPES):
+        raise StartError(f"--kv-cache-dtype {config.kv_dtype}: choose one of auto, {', '.join(KV_DTYPES)}")
     torch.set_num_threads(config.threads)
     try:
         model_config = read_model_config(Path(config.model.path))
         with phases("kernels"):
-            kernels = choose_kernels(config.attention_backend, config.dtype, config.quantization)
+            kernels = choose_kernels(config.attention_backend, config.dtype, config.quantization, config.kv_dtype)
         with phases("weights"):
             model = load_model(config, model_config, kernels)
     except UnsupportedModel as error:
@@ -102,7 +104,9 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
     return ForwardWorker(model, config.overlap, config.threads if kernels is None else 1)
 
 
-def choose_kernels(attention_backend: str, dtype: str, quantization: str | None = None) -> Kernels | None:
+def choose_kernels(
+    attention_backend: str, dtype: str, quantization: str | None = None, kv_dtype: str | None = None
+) -> Kernels | None:
     """The native kernels where they are wanted and can be had, None for plain torch.  Raises StartError."""
     if quantization not in (None, *QUANTIZATIONS):
         raise StartError(f"--quantization {quantization}: choose {' or '.join(QUANTIZATIONS)}, or leave it out")
@@ -113,7 +117,7 @@ def choose_kernels(attention_backend: str, dtype: str, quantization: str | None 
     if attention_backend not in ("auto", "native"):
         raise StartError(f"--attention-backend {attention_backend}: not for a CPU, choose auto, native or torch")
     try:
-        return load_kernels(dtype, quantization=quantization)
+        return load_kernels(dtype, None, quantization, kv_dtype)
     except NativeUnavailable as error:
         if quantization is not None:
             raise StartError(f"--quantization {quantization}: needs the native kernels: {error}") from error
@@ -130,5 +134,6 @@ def load_model(config: SchedulerConfig, model_config: ModelConfig, kernels: Kern
         return NativeModel(
             model_config, folder, dtype, config.num_pages, config.page_size, config.threads, kernels=kernels
         )
-    pool = TorchKVPool(model_config, dtype, config.num_pages, config.page_size)
+    kv_dtype = None if config.kv_dtype is None else getattr(torch, config.kv_dtype)
+    pool = TorchKVPool(model_config, dtype, config.num_pages, config.page_size, kv_dtype)
     return TorchModel(model_config, load_weights(folder, model_config, dtype), pool)

@@ -14,24 +14,30 @@ from srt.model.kernels.build import find_compiler, host_variants
 from srt.model.native import Kernels, NativeModel, load_kernels, native_available
 
 COMPILERS_AT_ONCE = 2
-# Name -> number format of activations and KV, and the quantization of weights.
+# Name -> number format of activations, and those of weights and of KV where they are others.
 FORMATS = {
-    "float32": ("float32", None),
-    "bfloat16": ("bfloat16", None),
-    "int8": ("bfloat16", "int8"),
-    "int4": ("bfloat16", "int4"),
+    "float32": ("float32", None, None),
+    "bfloat16": ("bfloat16", None, None),
+    "int8": ("bfloat16", "int8", None),
+    "int4": ("bfloat16", "int4", None),
+    "kv8": ("bfloat16", None, "int8"),
+    "kv8-float32": ("float32", None, "int8"),
+    "kv16-float32": ("float32", None, "bfloat16"),
 }
+# Beside the others these have nothing that an instruction set could change; compiling takes time.
+ON_BEST_VARIANT_ALONE = {"kv8-float32", "kv16-float32"}
 
 
 @cache
 def all_kernels(number_format: str) -> tuple[Kernels, ...]:
     """One for each variant of this CPU; none where there is no compiler, and then the backend must say so."""
-    dtype, quantization = FORMATS[number_format]
+    dtype, quantization, kv_dtype = FORMATS[number_format]
     if find_compiler() is None:
         assert not native_available(dtype)
         return ()
+    variants = host_variants()[:1] if number_format in ON_BEST_VARIANT_ALONE else host_variants()
     with ThreadPoolExecutor(COMPILERS_AT_ONCE) as pool:
-        return tuple(pool.map(lambda variant: load_kernels(dtype, (variant,), quantization), host_variants()))
+        return tuple(pool.map(lambda variant: load_kernels(dtype, (variant,), quantization, kv_dtype), variants))
 
 
 def load_native_model(

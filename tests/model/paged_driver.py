@@ -16,12 +16,18 @@ from srt.model.llama import TorchModel
 from srt.model.weights import load_weights
 
 
-def load_torch_model(folder: Path, num_pages: int, page_size: int, dtype: torch.dtype = torch.float32) -> TorchModel:
+def load_torch_model(
+    folder: Path,
+    num_pages: int,
+    page_size: int,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+) -> TorchModel:
     """The torch backend on a folder's weights, with a pool full of NaN, so that a read of stale KV shows."""
     config = read_model_config(folder)
-    pool = TorchKVPool(config, dtype, num_pages, page_size)
-    pool.k.fill_(float("nan"))
-    pool.v.fill_(float("nan"))
+    pool = TorchKVPool(config, dtype, num_pages, page_size, kv_dtype)
+    for tensor in pool.scales or (pool.k, pool.v):
+        tensor.fill_(float("nan"))
     return TorchModel(config, load_weights(folder, config, dtype), pool)
 
 

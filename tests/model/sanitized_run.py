@@ -45,9 +45,9 @@ def exercise(folder: Path, kernels: Kernels, page_size: int) -> None:
 
 def main(folder: Path, number_format: str) -> None:
     variant = host_variants()[0]
-    dtype, quantization = FORMATS[number_format]
-    library = build_library(variant, dtype, quantization, sanitize=True)
-    kernels = Kernels(bind(ctypes.CDLL(str(library))), variant, dtype, quantization)
+    formats = FORMATS[number_format]
+    library = build_library(variant, *formats, sanitize=True)
+    kernels = Kernels(bind(ctypes.CDLL(str(library))), variant, *formats)
     for model_folder in sorted(folder.iterdir()):
         for page_size in (16, 1, 24):
             exercise(model_folder, kernels, page_size)

@@ -127,3 +127,18 @@ def test_bfloat16_stays_near_float32(folders: dict[str, Path]) -> None:
     found = torch.cat([driver.step([(sequence, count)])[0] for count in (100, 1, 49)])
     assert found.dtype == torch.float32
     assert (found - expected).abs().mean() < 0.05 * expected.std()
+
+
+@pytest.mark.parametrize(("kv_dtype", "share"), [(torch.bfloat16, 0.01), (torch.int8, 0.02)])
+@pytest.mark.parametrize("case", WINDOWED_AND_NOT)
+def test_kv_in_fewer_bits_stays_near_float32_and_is_read_as_the_step_that_wrote_it_took_it(
+    folders: dict[str, Path], case: str, kv_dtype: torch.dtype, share: float
+) -> None:
+    tokens = ids(LENGTH)
+    expected = reference_logits(folders[case], tokens)
+    driver = PagedDriver.with_pages(load_torch_model(folders[case], 64, 16, kv_dtype=kv_dtype), "shuffled")
+    whole = driver.step([(Sequence(tokens), LENGTH)])[0]
+    assert (whole - expected).abs().mean() < share * expected.std()
+    sequence = Sequence(tokens)
+    parts = torch.cat([driver.step([(sequence, count)])[0] for count in (60, 1, 1, 88)])
+    assert (parts - whole).abs().max() < 0.01 * expected.std()

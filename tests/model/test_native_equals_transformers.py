@@ -76,7 +76,10 @@ def test_every_head_size_and_uneven_sizes_of_everything_else_are_computed(tmp_pa
         assert (found - expected).abs().max() < TOLERANCE, kernels.variant.name
 
 
-@pytest.mark.parametrize(("number_format", "share"), [("bfloat16", 0.02), ("int8", 0.06), ("int4", 0.4)])
+@pytest.mark.parametrize(
+    ("number_format", "share"),
+    [("bfloat16", 0.02), ("int8", 0.06), ("int4", 0.4), ("kv8", 0.03), ("kv8-float32", 0.02)],
+)
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3"])
 def test_fewer_bits_stay_near_float32_on_every_variant(
     tmp_path: Path, case: str, number_format: str, share: float

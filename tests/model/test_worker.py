@@ -327,6 +327,7 @@ def test_the_executor_that_a_configuration_asks_for_computes_the_reference(tiny_
         ({"device": "cuda"}, "--device cuda"),
         ({"attention_backend": "flashinfer"}, "--attention-backend flashinfer"),
         ({"dtype": "float16"}, "--dtype float16"),
+        ({"kv_dtype": "int4"}, "--kv-cache-dtype int4: choose one of auto, bfloat16, int8"),
         ({"quantization": "int2"}, "--quantization int2: choose int8 or int4"),
         ({"quantization": "int4"}, "--quantization int4: only the native kernels"),
         ({"quantization": "int8"}, "--quantization int8: only the native kernels"),

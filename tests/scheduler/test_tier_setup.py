@@ -56,11 +56,12 @@ def test_everything_that_changes_a_page_changes_the_identity(tiny_model: Path) -
         page_identity("w", other_positions, base, "native", 4),
         page_identity("w", dataclasses.replace(model, num_layers=3), base, "native", 4),
         page_identity("w", model, config(tiny_model, dtype="bfloat16"), "native", 4),
+        page_identity("w", model, config(tiny_model, kv_dtype="int8"), "native", 4),
         page_identity("w", model, config(tiny_model, page_size=8), "native", 4),
         page_identity("w", model, base, "torch", 4),
         page_identity("w", model, base, "native", 2),
     }
-    assert len(identities) == 8
+    assert len(identities) == 9
     same = config(tiny_model, num_pages=99, schedule_policy="fcfs", run_dir="/elsewhere", threads=2)
     assert page_identity("w", model, same, "native", 4) == page_identity("w", model, base, "native", 4)
     assert json.loads(page_identity("w", model, base, "native", 4))["model"]["rope"]["theta"] == 10000.0

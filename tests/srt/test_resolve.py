@@ -82,6 +82,17 @@ def test_the_pool_is_a_share_of_the_memory_beside_the_weights(tiny_model: Path) 
     assert found.kv_bytes == found.pool_tokens * token_bytes
 
 
+@pytest.mark.parametrize(("asked", "kept"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8")])
+def test_kv_in_fewer_bits_makes_room_for_more_tokens(tiny_model: Path, asked: str, kept: str) -> None:
+    token_bytes = kv_bytes_per_token(read_model_config(tiny_model), kept)
+    weights = sum(file.stat().st_size for file in tiny_model.glob("*.safetensors"))
+    machine = changed(PLAIN, memory_bytes=2 * (5_000 * token_bytes + weights))
+    found = resolved(tiny_model, machine, kv_cache_dtype=asked, dtype="float32")
+    assert found.pool_tokens == 5_000 // 16 * 16
+    assert found.kv_bytes == found.pool_tokens * token_bytes
+    assert f"kv_cache_dtype={kept}" in found.line()
+
+
 def test_where_the_share_is_too_small_one_context_is_still_held_when_it_fits(tiny_model: Path) -> None:
     context = read_model_config(tiny_model).max_position_embeddings
     assert resolved(tiny_model, small_memory(tiny_model, context * 1.2)).pool_tokens == context

@@ -27,16 +27,24 @@ def run(engine: Engine, prompt: list[int]) -> tuple[list[int], int, int]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype", "page_size"),
-    [("native", "float32", 1), ("native", "float32", 16), ("native", "bfloat16", 64), ("torch", "float32", 16)],
+    ("backend", "dtype", "kv", "page_size"),
+    [
+        ("native", "float32", "auto", 1),
+        ("native", "float32", "auto", 16),
+        ("native", "bfloat16", "auto", 64),
+        ("native", "bfloat16", "int8", 16),
+        ("torch", "float32", "auto", 16),
+        ("torch", "float32", "int8", 16),
+    ],
 )
 def test_ids_from_disk_equal_cold_ids(
-    tiny_model: Path, tmp_path: Path, backend: str, dtype: str, page_size: int
+    tiny_model: Path, tmp_path: Path, backend: str, dtype: str, kv: str, page_size: int
 ) -> None:
     settings: dict[str, Any] = {
         "model": str(tiny_model),
         "attention_backend": backend,
         "dtype": dtype,
+        "kv_cache_dtype": kv,
         "page_size": page_size,
         "max_total_tokens": 640,
         "threads": 1,

@@ -218,12 +218,12 @@ struct AttentionScratch {
     }
 };
 
-// The attention of one layer.
-template <class T>
+// The attention of one layer.  KV: the number format of the pool.
+template <class T, class KV>
 struct Attention {
     typedef typename T::elem elem;
     const AttentionPlan &plan;
-    const PagePool<T> &pool;
+    const PagePool<T, KV> &pool;
     int layer, heads, group, dim;  // heads: of K and V; dim: as stored, a multiple of STRIP
     float scale;                   // of the scores, times log2(e)
     float cap, cap_scale;          // a score s becomes cap * tanh(s * cap_scale) first; cap 0: it does not
@@ -355,6 +355,30 @@ struct Attention {
                     const uint32_t *&v) const {
         const int present = std::min(STRIP, row.length - from);
         uint32_t *v_to = &s.v_strips[size_t(i) * STRIP * words()];
+        if constexpr (PagePool<T, KV>::CONVERTS) {
+            uint32_t *k_to = &s.k_strips[size_t(i) * STRIP * words()];
+            convert_strip(row, from, present, head, k_to, v_to);
+            k = k_to;
+            v = v_to;
+        } else {
+            place_strip(row, from, present, i, head, s, v_to, k, v);
+        }
+    }
+
+    // Out of a pool in another format.
+    void convert_strip(const AttentionRow &row, int from, int present, int head, uint32_t *k, uint32_t *v) const {
+        if (pool.strip < STRIP) {
+            std::fill(k, k + STRIP * words(), 0);
+            std::fill(v, v + STRIP * words(), 0);
+        }
+        for (int t = 0; t < present; t += pool.strip)
+            pool.read(row.table[(from + t) / pool.page_size], layer, head, (from + t) % pool.page_size,
+                      std::min(pool.strip, present - t), t, reinterpret_cast<elem *>(k), reinterpret_cast<elem *>(v));
+    }
+
+    // Out of a pool in the format that attention takes.
+    void place_strip(const AttentionRow &row, int from, int present, int i, int head, AttentionScratch &s,
+                     uint32_t *v_to, const uint32_t *&k, const uint32_t *&v) const {
         if (pool.strip == STRIP) {
             const int page = row.table[from / pool.page_size], offset = from % pool.page_size;
             k = reinterpret_cast<const uint32_t *>(pool.k(page, layer, head) + size_t(offset) * dim);

@@ -1,6 +1,7 @@
 """Compiles the native kernels with the system's compiler, once, into the cache folder.
 
-A library is made for one instruction set (a variant) and one pair of number formats, of activations and of weights.
+A library is made for one instruction set (a variant) and one choice of number formats, of
+activations, of weights and of KV.
 Its file name carries a hash of the sources, the compiler's version and the flags, so a library in the cache is
 always the right one.  Several processes may start at once: they wait for one another on a lock file, and the library
 appears under its name whole or not at all.
@@ -89,22 +90,36 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SAPWOOD_HOME") or "~/.cache/sapwood").expanduser() / "kernels"
 
 
-def build_library(variant: Variant, dtype: str, quantization: str | None = None, *, sanitize: bool = False) -> Path:
+def build_library(
+    variant: Variant,
+    dtype: str,
+    quantization: str | None = None,
+    kv_dtype: str | None = None,
+    *,
+    sanitize: bool = False,
+) -> Path:
     """The library of `variant` for `dtype` (float32 or bfloat16), compiled now unless it is in the cache.
 
     `quantization`: the format of the packed weights where it is not `dtype`; int8 or int4.
+    `kv_dtype`: the format of KV in the pool where it is not `dtype`; bfloat16 or int8.
 
     Raises BuildFailed when there is no compiler, it fails, or the cache folder cannot be written.
     """
     compiler = find_compiler()
     if compiler is None:
         raise BuildFailed(f"no C++ compiler found ({os.environ.get('CXX') or ', '.join(COMPILERS)})")
-    formats = (f"-DFORMAT={FORMATS[dtype]}", f"-DWEIGHTS={FORMATS[quantization or dtype]}")
+    kv_dtype = None if kv_dtype == dtype else kv_dtype
+    formats = (
+        f"-DFORMAT={FORMATS[dtype]}",
+        f"-DWEIGHTS={FORMATS[quantization or dtype]}",
+        f"-DKV_FORMAT={FORMATS[kv_dtype or dtype]}",
+    )
     flags = (*COMMON_FLAGS, *variant.flags, *formats, *(SANITIZE_FLAGS if sanitize else ()))
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        kind = "-".join(filter(None, (variant.name, dtype, quantization, "sanitized" if sanitize else None)))
+        parts = (variant.name, dtype, quantization, kv_dtype and f"kv-{kv_dtype}", "sanitized" if sanitize else None)
+        kind = "-".join(filter(None, parts))
         library = folder / f"{kind}-{_fingerprint(compiler, flags)}.so"
         if not library.is_file():
             with _locked(library.with_suffix(".lock")):

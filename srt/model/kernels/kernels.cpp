@@ -1,10 +1,11 @@
 // The C interface of the kernels, as srt/model/native.py calls it.  Nothing here throws: a failure is a null or -1.
 //
-// Compiled once for each pair of formats: FORMAT (BF16 or F32) of activations and KV, WEIGHTS (the same, I8 or I4).
+// Compiled once for each choice of formats: FORMAT (BF16 or F32) of activations, WEIGHTS (the same, I8 or I4),
+// KV_FORMAT (the same, BF16 or I8).
 #include "model.h"
 
 using namespace sapwood;
-typedef ModelOf<FORMAT, WEIGHTS> Model;
+typedef ModelOf<FORMAT, WEIGHTS, KV_FORMAT> Model;
 
 extern "C" {
 
@@ -57,7 +58,7 @@ void sapwood_peaks(void *model, double *operations, double *bytes) {
 // Copies the first rows of pages: `copies` is [count][3] of source page, destination page, rows.
 void sapwood_copy_rows(void *kv, int32_t page_size, int32_t layers, int32_t kv_heads, int32_t head_dim,
                        const int32_t *copies, int32_t count) {
-    const PagePool<FORMAT> pool(kv, page_size, layers, kv_heads, round_up(head_dim, STRIP));
+    const PagePool<FORMAT, KV_FORMAT> pool(kv, page_size, layers, kv_heads, round_up(head_dim, STRIP));
     for (int i = 0; i < count; ++i) pool.copy_rows(copies[3 * i], copies[3 * i + 1], copies[3 * i + 2]);
 }
 }

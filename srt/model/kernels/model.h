@@ -12,8 +12,9 @@ namespace sapwood {
 // The parts of a step whose time is kept.
 enum Phase { PREPARE, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN_PHASE, HEAD_PHASE, PHASES };
 
-// T: the number format of activations and KV.  W: that of the packed weights, T, I8 or I4.
-template <class T, class W>
+// T: the number format of activations.  W: that of the packed weights, T, I8 or I4.  KV: that of the pool, T, BF16 or
+// I8.
+template <class T, class W, class KV>
 class ModelOf {
     typedef typename T::elem elem;
     static constexpr int P = T::PER_WORD;
@@ -94,7 +95,7 @@ class ModelOf {
     struct Scratch {
         AttentionScratch attention;
         std::vector<float> product;
-        std::vector<elem> head;
+        std::vector<typename KV::elem> head;
     };
 
     template <class F>
@@ -242,7 +243,8 @@ class ModelOf {
     }
 
     // One head of one token: norm and rotation where it is Q or K, then to the queries or into the page.
-    void place_head(const StepArrays &step, int layer, int head, int token, float *x, elem *elems) {
+    void place_head(const StepArrays &step, int layer, int head, int token, float *x,
+                    typename KV::elem *elems) {
         const Layer &at = weights_.layers[layer];
         const bool is_q = head < s_.heads, is_v = head >= s_.heads + s_.kv_heads;
         if (!is_v) {
@@ -260,12 +262,9 @@ class ModelOf {
             for (int i = 0; i < dim_; i += VW) T::put(to + i, load<vf>(x + i));
             return;
         }
-        for (int i = 0; i < dim_; i += VW) T::put(elems + i, load<vf>(x + i));
         const int page = step.out_slots[token] / s_.page_size, offset = step.out_slots[token] % s_.page_size;
-        if (is_v)
-            pages_.write_v(page, layer, head - s_.heads - s_.kv_heads, offset, elems);
-        else
-            pages_.write_k(page, layer, head - s_.heads, offset, elems);
+        const int kv_head = head - s_.heads - (is_v ? s_.kv_heads : 0);
+        pages_.write(is_v, page, layer, kv_head, offset, x, elems);
     }
 
     // Rotary embedding; the two halves of a head are the two coordinates (Su et al. 2021, as Llama lays it out).
@@ -290,7 +289,7 @@ class ModelOf {
     void attend(int layer) {
         const AttentionPlan &plan = current_plan(layer);
         const float cap = s_.attention_cap;
-        const Attention<T> attention{plan, pages_, layer, s_.kv_heads, group_, dim_,
+        const Attention<T, KV> attention{plan, pages_, layer, s_.kv_heads, group_, dim_,
                                      (cap > 0.0f ? 1.0f : s_.attention_scale) * LOG2E,
                                      cap, cap > 0.0f ? s_.attention_scale / cap : 0.0f,
                                      queries_, stride(s_.heads * dim_) * P, reinterpret_cast<elem *>(attended_),
@@ -384,7 +383,7 @@ class ModelOf {
     const std::vector<int> windows_;
     Weights<T, W> weights_;
     const int dim_, group_, hidden_, mid_;
-    const PagePool<T> pages_;
+    const PagePool<T, KV> pages_;
     std::vector<Scratch> scratch_;
     std::map<int, AttentionPlan> plans_;  // by window
     double seconds_[PHASES] = {};

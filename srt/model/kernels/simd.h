@@ -33,6 +33,7 @@ typedef int32_t vi __attribute__((vector_size(VW * 4)));
 typedef uint32_t vu __attribute__((vector_size(VW * 4)));
 typedef uint16_t vh __attribute__((vector_size(VW * 2)));
 typedef uint8_t vb __attribute__((vector_size(VW)));
+typedef int8_t vsb __attribute__((vector_size(VW)));
 
 #define SAPWOOD_INLINE inline __attribute__((always_inline))
 
@@ -291,6 +292,22 @@ void quantize_row(const typename T::elem *from, int n, int8_t *to, GroupScale *g
         }
         groups->excess = int32_t(total * uint32_t(I8::OFFSET));
     }
+}
+
+// n numbers (a multiple of VW) to signed bytes of one scale, which is returned; not a number where one is not finite.
+inline float quantize_whole(const float *from, int n, int8_t *to) {
+    const vf magic = splat(12582912.0f);  // as in exp2v()
+    vf most{}, poison{};
+    for (int i = 0; i < n; i += VW) {
+        const vf x = load<vf>(from + i);
+        most = max(x, max(-x, most));
+        poison = fma(x, vf{}, poison);
+    }
+    const float greatest = max_lanes(most);
+    const vf scale = splat(greatest > 0.0f ? float(I8::MOST) / greatest : 0.0f);
+    for (int i = 0; i < n; i += VW)
+        store(to + i, __builtin_convertvector((vu)fma(load<vf>(from + i), scale, magic) - (vu)magic, vb));
+    return greatest / float(I8::MOST) + sum_lanes(poison);
 }
 
 // sum[r][c] += the words a[r][0..steps) times the columns at p0 and p1, one word row after another: the order of
