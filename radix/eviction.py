@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sortedcontainers import SortedList
 
-from radix.node import Node
+from radix.node import Hint, Node
 
 Entry = tuple[float, int, Node]
 
@@ -86,13 +86,13 @@ class Cost(Protocol):
 
 
 class LRU:
-    """The leaf that was used longest ago goes first."""
+    """The leaf that was used longest ago goes first, but for those of which it was said that nobody needs them."""
 
     name = "lru"
 
     def leaves(self, num_pages: int) -> Leaves:
-        """Sorted by the tick of the last use."""
-        return LeafQueue(lambda node: node.tick)
+        """Sorted by the tick of the last use, what is done with before everything."""
+        return LeafQueue(lambda node: node.tick if node.hint is not Hint.DONE else -1)
 
 
 class LFU:

@@ -29,6 +29,7 @@ from scheduler.policy import Policy
 from scheduler.report import Totals
 from scheduler.request import Request, Status
 from scheduler.running import Running
+from scheduler.sessions import Sessions
 from scheduler.slots import Slots
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
@@ -72,6 +73,7 @@ class Scheduler:
         self.policy = policy
         self._misses = Misses(tree, pool.page_size)
         self.holdings.on_evict.append(self._misses.evicted)
+        self.sessions = Sessions(tree)
         self._waiting = WaitingQueue(self.holdings, policy)
         self._in_flight: deque[InFlight] = deque()
         self._slots = Slots(limits.max_running_requests)
@@ -133,6 +135,7 @@ class Scheduler:
 
     def accept(self, message: Generate | Abort | StopFound, now: float) -> None:
         """Take one message.  What cannot be served is answered at once, by an event."""
+        self._misses.now = now
         if isinstance(message, Generate):
             self._arrive(message, now)
         elif isinstance(message, Abort):
@@ -164,6 +167,7 @@ class Scheduler:
         request = Request(message, now, self._arrivals, most if wanted is None else min(wanted, most), stop_ids)
         self._requests[message.rid] = request
         self._waiting.add(request)
+        self.sessions.began(request, now)
         if message.timeout is not None:
             self._deadlines.add(now + message.timeout, request)
         if self._early_aborts.take(message.rid):
@@ -421,10 +425,12 @@ class Scheduler:
             self._outgoing.ended(request)
         if was_waiting:
             self._waiting.remove(request)
+            self.sessions.ended(request, 0, finish, self._misses.now)
             return
         self._running.remove(request)
         in_flight = request.planned > request.computed and bool(self._in_flight)
         self.holdings.release(request, keep_tokens, self._in_flight[-1].step if in_flight else None)
+        self.sessions.ended(request, keep_tokens, finish, self._misses.now)
 
     # ---- invariants ----------------------------------------------------------------------------------------
 
@@ -443,4 +449,5 @@ class Scheduler:
             assert request.table.num_pages == 0, "who waits owns no page"
             assert request.lock is None, "who waits holds no lock"
         self._waiting.check()
+        self.sessions.check()
         self.holdings.check(everybody)

@@ -163,6 +163,9 @@ class Loop:
             self._front.send(cache_calls.unpin(self._core.holdings, call, self._clock()))
         if call.what == "forget":
             self._front.send(cache_calls.forget(self._core.holdings, call, self._clock()))
+        if call.what in ("sessions", "session_state"):
+            self._front.send(self._core.sessions.answer(call, self._clock()))
+            return
         if call.what == "flush_cache":
             done = self._core.flush()
             why = "" if done else f"{self._core.num_running} requests are running; try again when none is"

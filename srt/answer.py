@@ -16,7 +16,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from srt.messages import CacheReport, ChatPrompt, Finish, IdsPrompt, PinWish, SamplingParams, TextDelta, TextPrompt
+from srt.messages import (
+    CacheReport,
+    ChatPrompt,
+    Finish,
+    IdsPrompt,
+    PinWish,
+    SamplingParams,
+    SessionMark,
+    TextDelta,
+    TextPrompt,
+)
 from srt.sample_times import SampleClock, SampleTimes
 
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
@@ -67,6 +77,8 @@ class Ask:
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
+    # The session that the request is part of, and how it goes on.
+    session: SessionMark | None = None
     # Seconds: the time to the first token that is asked for (read by the deadline policy); further below the longest
     # that the whole request may take.
     ttft_target: float | None = None

@@ -35,6 +35,8 @@ from srt.messages import (
     Remember,
     SamplingParams,
     SchedulerStats,
+    Sessions,
+    SessionState,
     Submit,
     TextOutput,
     TextPrompt,
@@ -108,6 +110,7 @@ class Front:
         self._tokenize_calls: dict[str, asyncio.Future[list[int]]] = {}
         self._calls: dict[str, asyncio.Future[CallReply]] = {}
         self._trees: dict[str, asyncio.Future[CacheTree]] = {}
+        self._session_calls: dict[str, asyncio.Future[Sessions]] = {}
         self._idle: asyncio.Future[None] | None = None
 
     # Life.
@@ -144,7 +147,7 @@ class Front:
         self._draining = True
         for answer in list(self._asks.values()):
             answer.fail(unavailable(message, "shutting_down", None))
-        waits = (self._tokenize_calls, self._calls, self._trees)
+        waits = (self._tokenize_calls, self._calls, self._trees, self._session_calls)
         for future in [future for waiting in waits for future in waiting.values()]:
             fail_reply(future, unavailable(message, "shutting_down", None))
 
@@ -269,6 +272,22 @@ class Front:
         call = Call(call_id, what, tenant=tenant, namespace=namespace, tokens=tokens, pin=pin)
         return await self._reply(self._calls, call_id, SCHEDULER, call)
 
+    async def sessions(self, tenant: str, most: int, session: str | None = None) -> Sessions:
+        """What the scheduler knows of a tenant's sessions, those used last first; with a name, of that one.
+
+        Raises RequestFailed 503 when it cannot answer.
+        """
+        call = Call(self._new_call_id(), "sessions", tenant=tenant, session=session, max_sessions=most)
+        return await self._reply(self._session_calls, call.call_id, SCHEDULER, call)
+
+    async def set_session_state(self, tenant: str, session: str, state: SessionState) -> Sessions:
+        """Tell how a session goes on; the answer has it as it is then, or nothing when it is not known.
+
+        Raises RequestFailed 503 when the scheduler cannot answer.
+        """
+        call = Call(self._new_call_id(), "session_state", tenant=tenant, session=session, state=state)
+        return await self._reply(self._session_calls, call.call_id, SCHEDULER, call)
+
     # The way out.
 
     def _refuse_unless_serving(self) -> None:
@@ -290,6 +309,7 @@ class Front:
             logprobs=ask.logprobs,
             prompt_logprobs_from=ask.prompt_logprobs_from,
             use_cache=ask.use_cache,
+            session=ask.session,
             ttft_target=ask.ttft_target,
             timeout=ask.timeout,
             pins=ask.pins,
@@ -410,6 +430,8 @@ class Front:
                 answer_call(self._calls.get(call_id), message)
             case CacheTree(call_id=call_id):
                 answer_call(self._trees.get(call_id), message)
+            case Sessions(call_id=call_id):
+                answer_call(self._session_calls.get(call_id), message)
 
     def _on_tokenized(self, message: Tokenized) -> None:
         rid = message.rids[0]
@@ -459,6 +481,8 @@ class Front:
             self._totals.process_died()
             for future in self._calls.values():
                 fail_reply(future, unavailable(message, "worker_died"))
+            for session_call in self._session_calls.values():
+                fail_reply(session_call, unavailable(message, "worker_died"))
         if worker.role != "tokenizer":
             for tree in self._trees.values():
                 fail_reply(tree, unavailable(message, "worker_died"))

@@ -61,6 +61,21 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     no_stop_trim: bool = False
 
 
+SessionState = Literal["open", "waiting", "done"]
+
+
+class SessionMark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The session that a request is part of, and how it goes on after the reply.
+
+    open     nothing is known of that
+    waiting  for a tool, if the reply ends by itself: the next request will come, and begin with all of this
+    done     nothing more comes
+    """
+
+    id: str
+    state: SessionState = "open"
+
+
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
     """Plain text; special tokens are added as the tokenizer's own configuration says."""
 
@@ -108,6 +123,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     # None: no prompt logprobs; else the first prompt position whose logprob is wanted (0 gives a null first).
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
+    session: SessionMark | None = None
     # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
     ttft_target: float | None = None
     # Seconds from arrival after which the request ends, whatever it has by then.
@@ -185,6 +201,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     use_cache: bool = True
+    session: SessionMark | None = None
     # Seconds from arrival to the first token that the client asks for; read by the deadline policy.
     ttft_target: float | None = None
     # Seconds from arrival after which the request ends, whatever it has by then.
@@ -392,7 +409,17 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     """front -> scheduler: a question or command, answered by one CallReply with the same `call_id`."""
 
     call_id: str
-    what: Literal["flush_cache", "stats", "cache_tree", "cache_pins", "unpin", "forget", "check"]
+    what: Literal[
+        "flush_cache",
+        "stats",
+        "cache_tree",
+        "cache_pins",
+        "unpin",
+        "forget",
+        "check",
+        "sessions",
+        "session_state",
+    ]
     # For those that concern the cache of a tenant, of which the first two are answered by a CacheTree: whose it is.
     tenant: str = ""
     # For unpin and forget: the prefixes of one namespace of the tenant's, or (None) of each, that begin with these
@@ -403,6 +430,11 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     # For cache_tree: how much of it.
     depth: int = 0
     max_nodes: int = 0
+    # For sessions and session_state, answered by Sessions: whose (see `tenant`), which one (None: all), how many at
+    # most, and what it is in from now on.
+    session: str | None = None
+    max_sessions: int = 0
+    state: SessionState = "open"
 
 
 class CallReply(msgspec.Struct, frozen=True, tag="call_reply"):
@@ -478,6 +510,33 @@ class CacheTree(msgspec.Struct, frozen=True, tag="cache_tree"):
     left_out: int = 0
     pins: tuple[CachePin, ...] = ()
     pin_limit: int = 0
+
+
+class SessionRun(msgspec.Struct, frozen=True):
+    """The tokens of one ended request of a session, and how many of them are in the cache now."""
+
+    namespace: str
+    tokens: int
+    cached_tokens: int
+
+
+class Session(msgspec.Struct, frozen=True):
+    """One session: its state, requests of it that have not ended, seconds since the last one came or ended, and the
+    runs that it may go on from, the last one first."""
+
+    id: str
+    state: SessionState
+    running: int
+    age_seconds: float
+    runs: tuple[SessionRun, ...]
+
+
+class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
+    """scheduler -> front: the answer to a Call about sessions; `total`: how many the tenant has."""
+
+    call_id: str
+    sessions: tuple[Session, ...]
+    total: int
 
 
 STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -577,4 +636,4 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 TokenizerInbox = Submit | TokenizeCall | Remember | Shutdown
 SchedulerInbox = Generate | Abort | Call | StopFound | Shutdown
 DetokenizerInbox = StepOutput | CacheTree | Shutdown
-FrontInbox = Tokenized | Rejected | TextOutput | SchedulerStats | CallReply | CacheTree | Ready | StartFailed
+FrontInbox = Tokenized | Rejected | TextOutput | SchedulerStats | CallReply | CacheTree | Sessions | Ready | StartFailed

@@ -113,6 +113,7 @@ class TokenizerCore:
                 logprobs=submit.logprobs,
                 prompt_logprobs_from=submit.prompt_logprobs_from,
                 use_cache=submit.use_cache,
+                session=submit.session,
                 ttft_target=submit.ttft_target,
                 timeout=submit.timeout,
                 message_starts=read.starts,

@@ -44,8 +44,8 @@ async def explain(service: Service, request: Request) -> Response:
 
 async def tree(service: Service, request: Request) -> Response:
     """What the client's tenant has in the cache.  Raises ApiError."""
-    depth = _number(request, "depth", DEFAULT_DEPTH, MAX_DEPTH)
-    limit = _number(request, "limit", DEFAULT_NODES, MAX_NODES)
+    depth = number_of(request, "depth", DEFAULT_DEPTH, MAX_DEPTH)
+    limit = number_of(request, "limit", DEFAULT_NODES, MAX_NODES)
     with faults_named(lambda param: param):
         found = await service.front.cache_tree(tenant_of(request), depth, limit)
     return json_reply(tree_fields(found, service.front.kv_bytes_per_page))
@@ -88,7 +88,7 @@ def _node_fields(node: CacheNode, page_bytes: int) -> dict[str, Any]:
     }
 
 
-def _number(request: Request, name: str, default: int, most: int) -> int:
+def number_of(request: Request, name: str, default: int, most: int) -> int:
     """A query parameter that is a whole number from 1 to `most`.  Raises ApiError."""
     given = request.query_params.get(name)
     if given is None:

@@ -27,6 +27,7 @@ from srt.http.pins import wishes_of
 from srt.http.prompts import read_prompts
 from srt.http.schema import GenerateRequest, refuse_unsupported
 from srt.http.service import Service
+from srt.http.sessions import session_of
 from srt.messages import SamplingParams
 from srt.native_reply import NativeLogprobs, NativeReply
 from srt.sampling_rules import NativeSampling, sampling_from_native
@@ -162,6 +163,7 @@ def _ask(tenant: str, fields: GenerateRequest, prompt: Prompt, sampling: NativeS
         timeout=fields.timeout,
         pins=wishes_of(fields.pin),
         no_store=bool(fields.no_store),
+        session=session_of(fields.session),
         logprobs=None if wanted.logprobs is None else wanted.logprobs.top,
         prompt_logprobs_from=None if wanted.logprobs is None or wanted.start < 0 else wanted.start,
     )

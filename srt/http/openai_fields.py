@@ -10,6 +10,7 @@ from srt.http.errors import bad_request, quoted
 from srt.http.generation import FieldName, cache_namespace, faults_named
 from srt.http.pins import wishes_of
 from srt.http.schema import ChatMessage, OpenAIFields, refuse_unsupported
+from srt.http.sessions import session_of
 from srt.sampling_rules import NativeSampling, sampling_from_native
 
 MAX_LOGPROBS = 20
@@ -88,6 +89,7 @@ def ask_of(
         ttft_target=fields.ttft_target,
         tpot_target=fields.tpot_target,
         timeout=fields.timeout,
+        session=session_of(fields.session),
         logprobs=logprobs,
         prompt_logprobs_from=prompt_logprobs_from,
         pins=wishes_of(fields.pin, messages),

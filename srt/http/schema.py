@@ -38,6 +38,13 @@ class PinField(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ttl_seconds: float | None = None
 
 
+class SessionField(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The session that a request is part of, and how it goes on after the reply."""
+
+    id: str
+    state: str | None = None
+
+
 class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What chat completions and completions have in common: sampling, streaming, and what is taken and ignored."""
 
@@ -67,6 +74,7 @@ class OpenAIFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     ttft_target: float | None = None
     tpot_target: float | None = None
     timeout: float | None = None
+    session: str | SessionField | None = None
     # Whether the reply says what was found in the prefix cache, and why not more.
     cache_report: bool | None = None
     # What of the prompt is to stay in the cache; whether the request leaves nothing there.
@@ -152,6 +160,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     timeout: float | None = None
     pin: PinField | None = None
     no_store: bool | None = None
+    session: str | SessionField | None = None
     # Changes nothing here.
     log_metrics: bool | None = None
     image_data: Unsupported = NOTHING
@@ -201,6 +210,12 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class SessionStateRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """POST /cache/sessions/{id}."""
+
+    state: str
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
