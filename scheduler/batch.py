@@ -75,10 +75,71 @@ class Batch:
             row.request.promised += row.samples
 
 
+class Planner:
+    """Makes one plan after another.  Where the same requests decode on, most of a plan is that of the one before."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._decoding: list[Request] = []
+        self._last: Plan | None = None
+
+    def plan(self, step: int, batch: Batch, copies: list[Copy], opened: list[SlotOpen], closed: list[int]) -> Plan:
+        """The plan of a step; its arrays are copies, so that later changes of the requests cannot reach it.
+
+        A list of requests that comes again says that each of them has one token more than in the step before.
+        """
+        if self._last is not None and batch.decoding is self._decoding and not batch.rows:
+            plan = next_plan(step, self._last, self._decoding)
+        else:
+            plan = build_plan(step, self._page_size, batch, copies, opened, closed)
+        self._last, self._decoding = plan, batch.decoding
+        return plan
+
+
+def next_plan(step: int, last: Plan, decoding: list[Request]) -> Plan:
+    """The plan behind `last` when the same requests decode and there is nothing else to do."""
+    page_size = np.int32(last.page_size)
+    positions = last.positions + np.int32(1)
+    rows = positions % page_size
+    kv_indptr, kv_indices = last.kv_indptr, last.kv_indices
+    if np.count_nonzero(rows) == len(decoding):
+        # Nobody begins a page.
+        out_slots: Int32Array = last.out_slots + np.int32(1)
+    else:
+        kv_indptr, kv_indices = _tables(decoding, positions // page_size + np.int32(1))
+        out_slots = kv_indices[kv_indptr[1:] - 1] * page_size + rows
+    if decoding[0].promised:
+        token_ids = ~last.slots
+    else:
+        token_ids = np.array([request.tokens[-1] for request in decoding], dtype=np.int32)
+    return Plan(
+        step=step,
+        page_size=last.page_size,
+        slots=last.slots,
+        token_ids=token_ids,
+        positions=positions,
+        out_slots=out_slots,
+        qo_indptr=last.qo_indptr,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        kv_last_page_len=rows + np.int32(1),
+        samples=last.samples,
+        copies=np.empty((0, 3), dtype=np.int32),
+        prompt_logprobs=last.prompt_logprobs,
+        prompt_next=last.prompt_next,
+    )
+
+
+def _tables(requests: list[Request], num_pages: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """`kv_indptr` and `kv_indices` of the first so many pages of each."""
+    firsts = [request.table.first(count) for request, count in zip(requests, num_pages.tolist(), strict=True)]
+    return _indptr(num_pages), np.concatenate(firsts)
+
+
 def build_plan(
     step: int, page_size: int, batch: Batch, copies: list[Copy], opened: list[SlotOpen], closed: list[int]
 ) -> Plan:
-    """The plan of a step; its arrays are copies, so that later changes of the requests cannot reach it.
+    """Any plan.
 
     Whatever can be computed for all rows at once is: with hundreds of rows, what is done for each of them is what a
     plan costs.
@@ -88,31 +149,34 @@ def build_plan(
     starts = np.array([r.planned for r in decoding] + [row.start for row in rows], dtype=np.int32)
     ends = starts + np.int32(1)
     ends[len(decoding) :] = [row.end for row in rows]
-    num_pages = (ends + np.int32(page_size - 1)) // np.int32(page_size)
-    qo_indptr, kv_indptr = _indptr(ends - starts), _indptr(num_pages)
-    kv_indices: Int32Array = np.concatenate(
-        [request.table.first(count) for request, count in zip(requests, num_pages.tolist(), strict=True)]
-    )
+    last_pages: Int32Array = (ends - np.int32(1)) // np.int32(page_size)
+    kv_indptr, kv_indices = _tables(requests, last_pages + np.int32(1))
+    slots = np.array([request.slot for request in requests], dtype=np.int32)
+    last_page_len: Int32Array = ends - last_pages * np.int32(page_size)
+    out_slots: Int32Array
     if batch.num_tokens == len(requests):
-        positions, first_page = starts, kv_indptr[:-1]
+        qo_indptr, positions = np.arange(len(requests) + 1, dtype=np.int32), starts
+        out_slots = kv_indices[kv_indptr[1:] - 1] * np.int32(page_size) + (last_page_len - np.int32(1))
     else:
+        qo_indptr = _indptr(ends - starts)
         row_of = np.repeat(np.arange(len(requests)), ends - starts)
         positions = np.arange(batch.num_tokens, dtype=np.int32) - (qo_indptr[:-1] - starts)[row_of]
-        first_page = kv_indptr[row_of]
+        pages = kv_indices[kv_indptr[row_of] + positions // page_size]
+        out_slots = pages * np.int32(page_size) + positions % page_size
     samples = np.ones(len(requests), dtype=np.bool_)
     samples[len(decoding) :] = [row.samples for row in rows]
     prompt_logprobs, prompt_next = _prompt_logprobs(len(decoding), rows)
     return Plan(
         step=step,
         page_size=page_size,
-        slots=np.array([request.slot for request in requests], dtype=np.int32),
-        token_ids=_token_ids(batch),
+        slots=slots,
+        token_ids=_token_ids(batch, slots),
         positions=positions,
-        out_slots=kv_indices[first_page + positions // page_size] * np.int32(page_size) + positions % page_size,
+        out_slots=out_slots,
         qo_indptr=qo_indptr,
         kv_indptr=kv_indptr,
         kv_indices=kv_indices,
-        kv_last_page_len=ends - (num_pages - 1) * page_size,
+        kv_last_page_len=last_page_len,
         samples=samples,
         copies=np.array(copies, dtype=np.int32).reshape(-1, 3),
         prompt_logprobs=prompt_logprobs,
@@ -125,7 +189,7 @@ def build_plan(
 def _indptr(counts: Int32Array) -> Int32Array:
     """Where each row begins, and where the last ends."""
     indptr = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=indptr[1:])
+    np.add.accumulate(counts, out=indptr[1:])
     return indptr
 
 
@@ -135,7 +199,10 @@ def _promise(request: Request) -> int:
     return -(request.slot + 1)
 
 
-def _token_ids(batch: Batch) -> Int32Array:
+def _token_ids(batch: Batch, slots: Int32Array) -> Int32Array:
+    if not batch.rows and 0 not in [request.promised for request in batch.decoding]:
+        # The promise of every row, -(slot + 1), in one go.
+        return ~slots
     ids = array("i", [_promise(r) if r.promised else r.tokens[-1] for r in batch.decoding])
     for row in batch.rows:
         tokens = row.request.tokens
@@ -147,8 +214,7 @@ def _token_ids(batch: Batch) -> Int32Array:
 
 def _prompt_logprobs(decoding: int, rows: list[Row]) -> tuple[Int32Array, Int32Array]:
     """`prompt_logprobs` and `prompt_next` of all rows; those that decode have left the prompt behind."""
-    first = np.full(decoding + len(rows), -1, dtype=np.int32)
-    following = first.copy()
+    first, following = np.full((2, decoding + len(rows)), -1, dtype=np.int32)
     for index, row in enumerate(rows, decoding):
         if row.request.message.prompt_logprobs_from is not None:
             first[index], following[index] = _prompt_logprob_range(row)

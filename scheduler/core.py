@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radix import PagePool, Pins, RadixTree
-from scheduler.batch import Batch, Row, build_plan, next_row
+from scheduler.batch import Batch, Planner, Row, next_row
 from scheduler.early_aborts import EarlyAborts
 from scheduler.events import Event, Outgoing, add_prompt_logprobs, token_logprob
 from scheduler.growth import GrowthEstimate
@@ -91,6 +91,7 @@ class Scheduler:
         )
         self._deadlines = Deadlines()
         self._early_aborts = EarlyAborts()
+        self._planner = Planner(pool.page_size)
         self._next_step = 0
         self._arrivals = 0
 
@@ -247,7 +248,7 @@ class Scheduler:
         if not batch:
             return None
         step, self._next_step = self._next_step, self._next_step + 1
-        plan = build_plan(step, self.holdings.page_size, batch, copies, *self._slots.changes())
+        plan = self._planner.plan(step, batch, copies, *self._slots.changes())
         batch.launched()
         self._in_flight.append(InFlight(step, batch))
         return plan
@@ -351,6 +352,10 @@ class Scheduler:
             request.computed += 1
             computed += 1
             self._add_token(request, token)
+        self.totals.output_tokens += computed
+        if self.policy.charges_outputs:
+            for request in requests:
+                self.policy.charge(request, 0, 1)
         return computed
 
     def _commit_row(self, row: Row, index: int, token: int, result: StepResult, now: float) -> None:
@@ -367,6 +372,8 @@ class Scheduler:
                 request.times.first_token(now)
             if index in result.logprobs:
                 request.unsent_logprobs.append(token_logprob(token, result.logprobs[index], 0))
+            self.totals.output_tokens += 1
+            self.policy.charge(request, 0, 1)
             self._add_token(request, token)
         elif request.computed >= request.prompt_tokens and request.max_new_tokens == 0:
             self._end(request, Status.FINISHED, Finish("length"), request.computed)
@@ -392,16 +399,10 @@ class Scheduler:
     def _add_token(self, request: Request, token: int) -> None:
         request.promised -= 1
         request.tokens.append(token)
-        self.totals.output_tokens += 1
-        if self.policy.charges_outputs:
-            self.policy.charge(request, 0, 1)
-        if token in request.stop_ids:
-            finish = Finish("stop", matched=token)
-        elif len(request.tokens) >= request.end_at:
-            finish = Finish("length")
-        else:
+        if token not in request.stop_ids and len(request.tokens) < request.end_at:
             self._outgoing.token(request, token)
             return
+        finish = Finish("stop", matched=token) if token in request.stop_ids else Finish("length")
         request.unsent.append(token)
         self.growth.finished(request.num_outputs)
         self._end(request, Status.FINISHED, finish, request.computed)

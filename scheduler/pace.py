@@ -8,7 +8,6 @@ machine.  Until it has seen a few steps of both kinds, and where no target is se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 # What a step of long ago counts is worth this to the power of the steps since.
 FORGETTING = 0.98
@@ -22,29 +21,28 @@ class Pace:
 
     def __init__(self, target_seconds: float | None) -> None:
         self.target_seconds = target_seconds
-        # Plain numbers: for three of them numpy's calls take longer than the arithmetic, in every step.
-        self._weights = [0.0, 0.0, 0.0]
-        self._covariance = [[100.0, 0.0, 0.0], [0.0, 100.0, 0.0], [0.0, 0.0, 100.0]]
+        # Plain numbers, written out: with three of them numpy's calls take longer than the arithmetic, in every step.
+        self._weights = (0.0, 0.0, 0.0)
+        # The upper triangle of the symmetric covariance, row by row.
+        self._covariance = (100.0, 0.0, 0.0, 100.0, 0.0, 100.0)
         self._steps = 0
 
     def observe(self, seconds: float, decode_rows: int, prefill_tokens: int) -> None:
         """A step of this shape took so long."""
-        shape = (1.0, decode_rows / ROWS_UNIT, prefill_tokens / TOKENS_UNIT)
-        covariance = self._covariance
-        spread = [_dot(row, shape) for row in covariance]
-        scale = FORGETTING + _dot(shape, spread)
-        error = seconds - _dot(self._weights, shape)
-        self._weights = [weight + s / scale * error for weight, s in zip(self._weights, spread, strict=True)]
-        # Symmetric, so that a row times the shape is a column times it.
-        covariance = [
-            [(cell - left / scale * right) / FORGETTING for cell, right in zip(row, spread, strict=True)]
-            for row, left in zip(covariance, spread, strict=True)
-        ]
+        x, y = decode_rows / ROWS_UNIT, prefill_tokens / TOKENS_UNIT
+        w0, w1, w2 = self._weights
+        c00, c01, c02, c11, c12, c22 = self._covariance
+        # The covariance times the shape (1, x, y), and the gain along it.
+        s0, s1, s2 = c00 + c01 * x + c02 * y, c01 + c11 * x + c12 * y, c02 + c12 * x + c22 * y
+        scale = FORGETTING + s0 + s1 * x + s2 * y
+        g0, g1, g2 = s0 / scale, s1 / scale, s2 / scale
+        error = seconds - (w0 + w1 * x + w2 * y)
+        self._weights = (w0 + g0 * error, w1 + g1 * error, w2 + g2 * error)
+        c00, c11, c22 = c00 - g0 * s0, c11 - g1 * s1, c22 - g2 * s2
         # Without new evidence in one direction the covariance would grow there without bound.
-        trace = covariance[0][0] + covariance[1][1] + covariance[2][2]
-        if trace > 300.0:
-            covariance = [[cell * (300.0 / trace) for cell in row] for row in covariance]
-        self._covariance = covariance
+        f = min(1.0 / FORGETTING, 300.0 / (c00 + c11 + c22))
+        c01, c02, c12 = c01 - g0 * s1, c02 - g0 * s2, c12 - g1 * s2
+        self._covariance = (c00 * f, c01 * f, c02 * f, c11 * f, c12 * f, c22 * f)
         self._steps += 1
 
     def predict(self, decode_rows: int, prefill_tokens: int) -> float:
@@ -68,7 +66,3 @@ class Pace:
         spare = self.target_seconds - self.predict(decode_rows, 0)
         per_token = max(self._weights[2] / TOKENS_UNIT, 1e-9)
         return max(min(most, least), min(most, int(spare / per_token)))
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]

@@ -22,6 +22,43 @@ from scheduler.waiting import WaitingQueue
 Preemption = Literal["auto", "recompute", "swap"]
 
 
+class Calm:
+    """All that run decode on: what the plans from the next one on have to look at, for so long.
+
+    decoding   the requests
+    left       further plans before one of them may be at its limit
+    """
+
+    __slots__ = ("_by_place", "_plans", "decoding", "left")
+
+    def __init__(self, decoding: list[Request], left: int, page_size: int) -> None:
+        """As of a plan that has been decided on but not launched, in which `decoding` are all that there is."""
+        self.decoding = decoding
+        self.left = left
+        self._plans = 0
+        # By the place in a page of the token that the next plan computes.
+        self._by_place: list[list[Request]] = [[] for _ in range(page_size)]
+        for request in decoding:
+            self._by_place[(request.planned + 1) % page_size].append(request)
+
+    def at_page_border(self) -> list[Request]:
+        """Those whose next token begins a page."""
+        return self._by_place[-self._plans % len(self._by_place)]
+
+    def planned(self) -> None:
+        """One plan has been made."""
+        self._plans += 1
+        self.left -= 1
+
+    def check(self, running: list[Request]) -> None:
+        """Raises AssertionError where it is out of date."""
+        assert self.decoding == running, "who decodes in a calm"
+        for place, requests in enumerate(self._by_place):
+            for request in requests:
+                assert (request.planned - self._plans - place) % len(self._by_place) == 0, "place in a page"
+        assert self.left < min(r.end_at - r.known - r.promised for r in running) + 1, "plans before a limit"
+
+
 class Running:
     """Admitted requests, in order of admission.  `fail`: ends a request that cannot be served, with a sentence."""
 
@@ -49,6 +86,9 @@ class Running:
         self._preemption = preemption
         self._fail = fail
         self._requests: list[Request] = []
+        # Plans since somebody came, went or was at a limit; from the second on the next ones may be taken for alike.
+        self._alike = 0
+        self._calm: Calm | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -60,18 +100,32 @@ class Running:
         """The request runs from now on, in a slot of its own."""
         self._slots.take(request)
         self._requests.append(request)
+        self._stir()
 
     def remove(self, request: Request) -> None:
         """It does not run any more; its pages are for the caller to release."""
         self._requests.remove(request)
         self._slots.give_back(request)
+        self._stir()
+
+    def _stir(self) -> None:
+        self._alike = 0
+        self._calm = None
 
     def check(self) -> None:
         """Raises AssertionError where a slot is lost or held twice."""
         self._slots.check(self._requests)
+        if self._calm is not None:
+            self._calm.check(self._requests)
 
     def batch(self, in_flight: bool) -> Batch | None:
-        """What they compute next, those that sample with one token first.  None: wait for the step in flight."""
+        """What they compute next, those that sample with one token first.  None: wait for the step in flight.
+
+        The same list of decoding requests as in the batch before means that each of them goes on by one token.
+        """
+        if self._calm is not None and self._calm_goes_on(self._calm, in_flight):
+            return Batch(self._calm.decoding, [])
+        self._calm = None
         page_size = self._holdings.page_size
         decoding, others = self._wanting()
         del decoding[self._limits.max_step_tokens :]
@@ -98,10 +152,30 @@ class Running:
             share -= num_tokens if left > 1 else 0
             rows.append(next_row(request, num_tokens))
         # Some may have been retracted to make room for others behind them.
-        return Batch(
-            [r for r in decoding if r.slot is not None and r not in stuck],
-            [row for row in rows if row.request.slot is not None],
-        )
+        decoding = [r for r in decoding if r.slot is not None and r not in stuck]
+        if len(decoding) == len(self._requests) > 0:
+            self._calm_down(decoding)
+        else:
+            self._alike = 0
+        return Batch(decoding, [row for row in rows if row.request.slot is not None])
+
+    def _calm_down(self, decoding: list[Request]) -> None:
+        """All that run decode in the plan that is being made."""
+        self._alike += 1
+        left = min(r.end_at - len(r.tokens) - r.promised for r in decoding) - 1
+        if self._alike > 1 and left > 0:
+            self._calm = Calm(decoding, left, self._holdings.page_size)
+
+    def _calm_goes_on(self, calm: Calm, in_flight: bool) -> bool:
+        """Make the plan after the last one like it, if only pages are needed for that and can be had."""
+        if calm.left <= 0:
+            return False
+        for request in calm.at_page_border():
+            if not self._grows(request, request.planned + 1, in_flight):
+                return False
+        calm.planned()
+        # Somebody may have been retracted for it.
+        return self._calm is calm
 
     def _wanting(self) -> tuple[list[Request], list[tuple[Request, int]]]:
         """Running requests that decode, and the others with the tokens that they could compute."""

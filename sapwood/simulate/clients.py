@@ -86,6 +86,7 @@ class Clients:
 
     def __post_init__(self) -> None:
         self.calls = [Call(request.tenant) for request in self.trace.requests]
+        self._by_rid = {str(number): call for number, call in enumerate(self.calls)}
         self._left = len(self.calls)
         self._followers: dict[int, list[int]] = defaultdict(list)
         self._due: list[tuple[float, int]] = []
@@ -166,9 +167,9 @@ class Clients:
 
     def _take_tokens(self, rids: tuple[str, ...], service: dict[str, float]) -> None:
         """Each of these got one more token."""
-        calls, gaps, now = self.calls, self.gaps, self.clock.now
+        by_rid, gaps, now = self._by_rid, self.gaps, self.clock.now
         for rid in rids:
-            call = calls[int(rid)]
+            call = by_rid[rid]
             gaps.append(now - call.last)
             call.last = now
             call.tokens += 1
