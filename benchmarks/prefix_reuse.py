@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", default=["fewshot", "multiturn"], choices=sorted(WORKLOADS))
     parser.add_argument("flags", nargs="*", help="more flags for both servers, after --")
+    parser.add_argument("--ttft-target-ms", type=float, default=2000.0, help="for goodput")
+    parser.add_argument("--tpot-target-ms", type=float, default=100.0, help="for goodput")
     arguments = parser.parse_args()
     # Lines come as they are made, also into a file.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -69,6 +71,9 @@ def main() -> None:
                     f"p50 {statistics.median(r.first_token(0.5) for r in runs):.3f} s, "
                     f"p95 {statistics.median(r.first_token(0.95) for r in runs):.3f} s"
                 )
+                last = runs[-1]
+                targets = (arguments.ttft_target_ms / 1000, arguments.tpot_target_ms / 1000)
+                print("  last run: " + "\n            ".join(last.latencies(*targets).lines(last.wall)))
             print(f"{workload:10} throughput with / without the radix cache, median of {arguments.runs}: {ratio:.2f}x")
 
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.client import Client, Reply
+from benchmarks.latencies import Latencies
 from benchmarks.servers import Server
 from benchmarks.workloads import WORKLOADS, Words
 
@@ -41,6 +42,13 @@ class Run:
     def per_token(self, share: float) -> float:
         """Seconds for each token after the first, at a quantile."""
         return quantile([r.per_token for r in self.replies], share)
+
+    def latencies(self, ttft_target: float | None = None, tpot_target: float | None = None) -> Latencies:
+        """Percentiles and goodput, by targets in seconds."""
+        found = Latencies(ttft_target, tpot_target)
+        for reply in self.replies:
+            found.add(reply.first_token, reply.per_token if reply.completion_tokens > 1 else None, reply.end)
+        return found
 
 
 def run_once(server: Server, workload: str, words: Words) -> Run:
