@@ -15,6 +15,7 @@ under the checksum: damage anywhere makes the file unusable, never wrong.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
@@ -88,6 +89,61 @@ def encode_head(identity: bytes, block: Block, payload_bytes: int) -> bytes:
     namespace = block.namespace.encode()
     lengths = (len(identity), len(namespace), len(block.tokens), payload_bytes)
     return _FIXED.pack(MAGIC, VERSION, *lengths, block.previous, block.key) + identity + namespace + block.tokens
+
+
+class Head(NamedTuple):
+    """What the head of a file says of its block."""
+
+    namespace: str
+    previous: bytes
+    key: bytes
+    tokens: bytes
+
+
+def decode_head(data: bytes, identity: bytes) -> Head | None:
+    """The head that the file beginning with `data` has; None when it is not one of this identity, or is cut off."""
+    if len(data) < _FIXED.size or not data.startswith(MAGIC):
+        return None
+    _, version, identity_bytes, namespace_bytes, token_bytes, _, previous, key = _FIXED.unpack_from(data)
+    begin = _FIXED.size + identity_bytes
+    end = begin + namespace_bytes + token_bytes
+    if version != VERSION or data[_FIXED.size : begin] != identity or len(data) < end:
+        return None
+    namespace = data[begin : begin + namespace_bytes].decode("utf-8", "replace")
+    return Head(namespace, previous, key, data[begin + namespace_bytes : end])
+
+
+def blocks_beginning_with(heads: Iterable[Head], root: bytes, tokens: bytes) -> set[bytes]:
+    """The keys of the blocks of one namespace that hold what begins with `tokens` (packed; empty: everything).
+
+    With them those of the tokens themselves from which nothing else goes on, and those whose beginning has no file any
+    more: what they begin with cannot be told, and nobody can load them.  `root`: that of the namespace.
+    """
+    following: dict[bytes, list[Head]] = {}
+    for head in heads:
+        following.setdefault(head.previous, []).append(head)
+    doomed: set[bytes] = set()
+    prefix: list[bytes] = []
+    reached: set[bytes] = set()
+    waiting = [(head, 0, "inside") for head in following.get(root, ())]
+    while waiting:
+        head, start, place = waiting.pop()
+        end = start + len(head.tokens)
+        if place == "inside":
+            if not head.tokens.startswith(tokens[start:end]):
+                place = "parted"
+            elif end >= len(tokens):
+                place = "behind"
+        reached.add(head.key)
+        if place == "behind":
+            doomed.add(head.key)
+        elif place == "inside":
+            prefix.append(head.key)
+        waiting += [(child, end, place) for child in following.get(head.key, ())]
+    for key in reversed(prefix):
+        if all(child.key in doomed for child in following.get(key, ())):
+            doomed.add(key)
+    return doomed | {head.key for children in following.values() for head in children if head.key not in reached}
 
 
 def checksum(head: bytes, payload: bytes | memoryview) -> bytes:

@@ -58,6 +58,13 @@ SERVE_FLAGS = (
     Flag("disk_cache_gb", float, "largest size of that folder, in GB"),
     Flag("disable_exact_history", bool, "tokenize replies anew when they come back, rather than as they were sampled"),
     Flag("public_prefix", str, "file of beginnings of prompts that tenants share (a body a line)", metavar="FILE"),
+    Flag(
+        "prewarm",
+        str,
+        "file of prefixes to put into the cache before serving, a body of /cache/prewarm a line",
+        (),
+        "FILE",
+    ),
     Flag("max_pinned_share", float, "share of the pool that pinned prefixes of one namespace may keep; 0: nobody pins"),
     Flag(
         "schedule_policy",

@@ -21,6 +21,7 @@ import msgspec
 from sapwood import runs
 from sapwood.host import FrontThread
 from sapwood.items import Item, Options, Settings, chats_of, items_of, prompts_of
+from sapwood.prewarm import prewarm, read_prewarm
 from sapwood.public_heads import resolve_with_heads
 from sapwood.pull import resolve_model
 from srt.answer import Prompt
@@ -64,9 +65,15 @@ class Engine:
         return engine
 
     def _start(self, resolved: Resolved, command: WorkerCommand) -> None:
+        asks = read_prewarm(resolved.config.prewarm, resolved.facts.vocab_size)
         self._host = FrontThread(resolved, command)
         # The collector may come at any moment and in any thread: it must not wait.
         weakref.finalize(self, self._host.stop_soon).atexit = False
+        try:
+            self._host.run(prewarm(self._host.front, asks))
+        except BaseException:
+            self._host.stop()
+            raise
 
     # Life.
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from sapwood.prewarm import prewarm, read_prewarm
 from sapwood.public_heads import resolve_with_heads
 from sapwood.pull import resolve_model
+from srt.answer import Ask
 from srt.child import StartError, configure_logging
 from srt.config import ServerConfig
 from srt.front import Front
@@ -43,8 +45,9 @@ def serve(config: ServerConfig) -> int:
     with contextlib.closing(bind(config.host, config.port)) as listener:
         resolved = resolve_with_heads(config, resolve_model(config.model))
         log.info("%s", resolved.line())
+        asks = read_prewarm(config.prewarm, resolved.facts.vocab_size)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(resolved, listener, begin))
+            return runner.run(_serve(resolved, listener, begin, asks))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -93,12 +96,12 @@ class StopSignals:
                 return
 
 
-async def _serve(resolved: Resolved, listener: socket.socket, begin: float) -> int:
+async def _serve(resolved: Resolved, listener: socket.socket, begin: float, asks: list[tuple[str, Ask]]) -> int:
     stop = StopSignals(asyncio.get_running_loop())
     front = Front(resolved)
     try:
         server = await _start(front, stop)
-        if server is None:
+        if server is None or not await _prewarm(front, stop, asks):
             return 0
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await _until_started(server, serving)
@@ -130,6 +133,18 @@ async def _start(front: Front, stop: StopSignals) -> HttpServer | None:
     finally:
         await asyncio.wait((loading,))
     return loading.result()
+
+
+async def _prewarm(front: Front, stop: StopSignals, asks: list[tuple[str, Ask]]) -> bool:
+    """Fill the cache.  False when told to stop before it is done."""
+    warming = asyncio.create_task(prewarm(front, asks))
+    await asyncio.wait((warming, stop.first), return_when=asyncio.FIRST_COMPLETED)
+    if warming.done():
+        await warming
+        return True
+    warming.cancel()
+    await asyncio.wait((warming,))
+    return False
 
 
 def _make_server(front: Front) -> HttpServer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from radix import Pin
 from scheduler.holdings import Holdings
 from scheduler.misses import tenant_of
@@ -60,15 +62,19 @@ def forget(holdings: Holdings, call: Call, now: float) -> CallReply:
         counts["pins"] += len(pins)
         counts["pages"] += forgotten.pages
         counts["kept_pages"] += forgotten.kept
+    # The lower tier may have namespaces that nothing else is left of.
+    holdings.tier.forget(partial(_concerns, call.tenant, call.namespace), call.tokens)
     return CallReply(call.call_id, True, counts=counts)
 
 
 def _namespaces(holdings: Holdings, call: Call) -> list[str]:
     """Those that the call is about: the one that it names, which is the tenant's, or all of the tenant's."""
-    if call.namespace is not None:
-        return [call.namespace] if tenant_of(call.namespace) == call.tenant else []
     names = dict.fromkeys([*holdings.tree.namespaces(), *(pin.namespace for pin in holdings.pins)])
-    return [name for name in names if tenant_of(name) == call.tenant]
+    return [name for name in names if _concerns(call.tenant, call.namespace, name)]
+
+
+def _concerns(tenant: str, namespace: str | None, name: str) -> bool:
+    return tenant_of(name) == tenant and namespace in (None, name)
 
 
 def _pins_of(holdings: Holdings, namespace: str, tokens: bytes) -> list[Pin]:

@@ -285,7 +285,10 @@ class Holdings:
         return {"pins": len(self.pins), "pages_pinned": self.pins.pages, "pins_yielded": self.pins.yielded}
 
     def forget(self, namespace: str, tokens: bytes) -> Forgotten:
-        """Forget the runs of a namespace that begin with `tokens` (packed), as far as nobody holds them."""
+        """Forget the runs of a namespace that begin with `tokens` (packed), as far as nobody holds them.
+
+        The lower tier is to be told besides, of all namespaces that are concerned.
+        """
         forgotten = self.tree.forget(namespace, tokens)
         for listener in self.on_forget:
             listener()

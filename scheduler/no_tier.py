@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler.request import Request
+from scheduler.tier_protocol import Concerns
 
 if TYPE_CHECKING:
     from scheduler.holdings import Holdings
@@ -45,6 +46,9 @@ class NoTier:
         """See DiskTier."""
 
     def flush(self) -> None:
+        """See DiskTier."""
+
+    def forget(self, concerns: Concerns, tokens: bytes) -> None:
         """See DiskTier."""
 
     def stats(self) -> dict[str, int]:

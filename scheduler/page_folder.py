@@ -24,7 +24,18 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from radix.disk import CHECKSUM_BYTES, Block, UnusableFile, checksum, encode_head, verify
+from radix.disk import (
+    CHECKSUM_BYTES,
+    Block,
+    Head,
+    UnusableFile,
+    blocks_beginning_with,
+    checksum,
+    decode_head,
+    encode_head,
+    root_key,
+    verify,
+)
 
 log = logging.getLogger("sapwood.disk")
 
@@ -38,6 +49,8 @@ TEMPORARY_SECONDS = 600.0
 CLOCK_NANOSECONDS = 100_000_000
 # Trimming goes on below the limit, so that it need not be done for every file.
 TRIM_TO = 0.9
+# No head is longer: identity, namespace and the tokens of one block.
+MAX_HEAD_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -221,6 +234,31 @@ class PageFolder:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 total -= size
+
+    def forget_prefix(self, concerns: Callable[[str], bool], tokens: bytes) -> None:
+        """Remove the files of our identity that hold what begins with packed `tokens` in a namespace that is concerned.
+
+        Reads the head of every file.  Raises OSError.
+        """
+        heads: dict[str, list[Head]] = {}
+        for shard in _entries(str(self._own), SHARD_NAME):
+            for entry in _entries(shard.path, BLOCK_NAME):
+                head = self._head(entry.path)
+                if head is not None and concerns(head.namespace):
+                    heads.setdefault(head.namespace, []).append(head)
+        for namespace, its in heads.items():
+            for key in blocks_beginning_with(its, root_key(self.identity, namespace), tokens):
+                with contextlib.suppress(FileNotFoundError):
+                    self.path(key).unlink()
+
+    def _head(self, path: str) -> Head | None:
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return decode_head(os.pread(file, MAX_HEAD_BYTES, 0), self.identity)
+            finally:
+                os.close(file)
+        return None
 
     def forget(self) -> None:
         """Remove every file of our identity.  Raises OSError."""

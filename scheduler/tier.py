@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from radix import Lock
 from radix.disk import Block, BlockChain
 from scheduler.request import Request
-from scheduler.tier_protocol import BlockLoaded, BlockSaved, FilesChanged, TierIO
+from scheduler.tier_protocol import BlockLoaded, BlockSaved, Concerns, FilesChanged, FilesForgotten, TierIO
 
 if TYPE_CHECKING:
     from scheduler.holdings import Holdings
@@ -124,6 +124,8 @@ class DiskTier:
         self._read_rate: float | None = None
         self._token_seconds: float | None = None
         self._dry_since: float | None = None
+        # Calls to forget that are not done yet: until then nothing is loaded, since it might be what is to go.
+        self._forgetting = 0
 
     def attach(self, holdings: Holdings) -> None:
         """Where pages come from and go to.  Called once, before anything else."""
@@ -142,6 +144,8 @@ class DiskTier:
                 self._block_loaded(event)
             elif isinstance(event, BlockSaved):
                 self._block_saved(event)
+            elif isinstance(event, FilesForgotten):
+                self._forgetting -= 1
             else:
                 self._files_changed(event)
         for load in list(self._loads.values()):
@@ -217,7 +221,7 @@ class DiskTier:
             if not (seat.load.ended or seat.load.late):
                 return True
             self._stand_up(seat, seat.load)
-        if seat.rounds >= MAX_ROUNDS or not self._index:
+        if seat.rounds >= MAX_ROUNDS or not self._index or self._forgetting:
             return False
         seat.load = self._load_for(request, seat, reserve_pages)
         if seat.load is None:
@@ -418,7 +422,16 @@ class DiskTier:
         """Forget everything, on disk too."""
         self._index.clear()
         self._backlog.clear()
+        self._forgetting += 1
         self._io.forget()
+
+    def forget(self, concerns: Concerns, tokens: bytes) -> None:
+        """Forget what begins with `tokens` in the namespaces that are concerned."""
+        for chain, run in list(self._backlog.items()):
+            if concerns(chain.namespace) and run.startswith(tokens):
+                del self._backlog[chain]
+        self._forgetting += 1
+        self._io.forget(concerns, tokens)
 
     def stats(self) -> dict[str, int]:
         """Fields of SchedulerStats."""

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from radix.disk import Block, UnusableFile
 from scheduler.page_folder import PageFolder
-from scheduler.tier_protocol import BlockLoaded, BlockSaved, FilesChanged, TierEvent
+from scheduler.tier_protocol import BlockLoaded, BlockSaved, Concerns, FilesChanged, FilesForgotten, TierEvent
 from srt.plan import PageMemory
 
 log = logging.getLogger("sapwood.disk")
@@ -54,7 +54,10 @@ class _Touch(NamedTuple):
 
 
 class _Forget(NamedTuple):
-    """Remove everything."""
+    """Remove what begins with these tokens in such namespaces; None: everything."""
+
+    concerns: Concerns | None
+    tokens: bytes
 
 
 class Wake:
@@ -171,9 +174,9 @@ class TierFiles:
         """See TierIO."""
         self._put(_Touch(blocks))
 
-    def forget(self) -> None:
+    def forget(self, concerns: Concerns | None = None, tokens: bytes = b"") -> None:
         """See TierIO."""
-        self._put(_Forget())
+        self._put(_Forget(concerns, tokens))
 
     def _put(self, job: _Save | _Touch | _Forget) -> None:
         with self._lock:
@@ -271,9 +274,16 @@ class TierFiles:
         elif isinstance(job, _Touch):
             self._guarded("mark files in", lambda: self._folder.touch(job.blocks))
         else:
-            self._guarded("remove files from", self._folder.forget)
+            self._guarded("remove files from", lambda: self._forget(job))
             self.refresh()
+            self._tell(FilesForgotten())
         return True
+
+    def _forget(self, job: _Forget) -> None:
+        if job.concerns is None:
+            self._folder.forget()
+        else:
+            self._folder.forget_prefix(job.concerns, job.tokens)
 
     def _save_block(self, save: _Save) -> BlockSaved:
         if self._clock() < self._retry_at or not self._make_room(save.block):

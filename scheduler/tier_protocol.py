@@ -6,7 +6,7 @@ call belongs to the tier until the event that answers the call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from radix.disk import Block
@@ -46,7 +46,14 @@ class FilesChanged(NamedTuple):
     used_bytes: int
 
 
-TierEvent = BlockLoaded | BlockSaved | FilesChanged
+class FilesForgotten(NamedTuple):
+    """What was to be forgotten is gone, as far as it could be removed."""
+
+
+# Whether a namespace is concerned.
+Concerns = Callable[[str], bool]
+
+TierEvent = BlockLoaded | BlockSaved | FilesChanged | FilesForgotten
 
 
 class TierIO(Protocol):
@@ -81,6 +88,9 @@ class TierIO(Protocol):
         """These blocks (key, depth) were of use."""
         ...
 
-    def forget(self) -> None:
-        """Remove every file of our identity."""
+    def forget(self, concerns: Concerns | None = None, tokens: bytes = b"") -> None:
+        """Remove the files of our identity that hold what begins with `tokens` in such namespaces (None: every file).
+
+        One FilesForgotten, behind the FilesChanged that tells which.
+        """
         ...

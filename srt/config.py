@@ -50,6 +50,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_exact_history: bool = False
     # A file of beginnings of prompts whose cached pages all tenants share.
     public_prefix: str | None = None
+    # A file of prefixes to compute before the first request.
+    prewarm: str | None = None
     # Share of the pool, 0 to 1, that pinned prefixes of one namespace may keep.
     max_pinned_share: float = 0.25
     # Scheduling

@@ -9,18 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from srt.answer import Ask, Prompt
-from srt.cache_report import report_fields
 from srt.http.auth import tenant_of
 from srt.http.connection import json_reply
 from srt.http.errors import ApiError, bad_request, quoted
 from srt.http.generation import Batch, Prompted, cache_namespace, faults_named, whole
-from srt.http.openai_chat import chat_prompt
-from srt.http.pins import wishes_of
-from srt.http.prompts import read_prompts
+from srt.http.prewarm import prefix_place, prefix_prompt, prewarm_ask, prewarmed
 from srt.http.schema import FlushRequest, PrefixFields, PrewarmRequest, UnpinRequest
 from srt.http.service import Service
-from srt.messages import CachePin, IdsPrompt, SamplingParams, pack_ids, unpack_ids
+from srt.messages import CachePin, IdsPrompt, pack_ids, unpack_ids
 from srt.namespaces import shown
 
 _unpin_decoder = msgspec.json.Decoder(UnpinRequest)
@@ -65,7 +61,7 @@ async def unpin(service: Service, request: Request) -> Response:
     """Let go of the pin with an id, or of those of the prefixes that begin with a text, messages or ids."""
     fields = await service.read(request, _unpin_decoder)
     if fields.id is not None:
-        if _place(fields) is not None or fields.cache_salt is not None:
+        if prefix_place(fields) is not None or fields.cache_salt is not None:
             raise bad_request("id", "id names one pin; it goes with no other field.")
         return await _unpin_by_name(service, request, fields.id)
     tokens, namespace = await _named_prefix(service, request, fields)
@@ -106,67 +102,23 @@ async def flush(service: Service, request: Request) -> Response:
 async def prewarm(service: Service, request: Request) -> Response:
     """Compute a prefix, unless it is cached, and give out no token.  Raises ApiError."""
     fields = await service.read(request, _prewarm_decoder)
-    prompt, place = _prompt(fields, service.front.facts.vocab_size)
-    tenant = tenant_of(request)
-    ask = Ask(
-        prompt=prompt,
-        sampling=SamplingParams(max_new_tokens=0),
-        namespace=cache_namespace(tenant, fields.cache_salt),
-        tenant=tenant,
-        priority=fields.priority or 0,
-        pins=wishes_of(fields.pin, fields.messages or ()),
-    )
+    ask, place = prewarm_ask(fields, tenant_of(request), service.front.facts.vocab_size)
     batch = Batch(service.front, service.live, [Prompted(ask, place, secrets.token_hex(16))], _field_name)
     await whole(request, batch)
-    (answer,) = batch.answers
-    report = report_fields(answer.cache_report) or {}
-    return json_reply(
-        {
-            "prompt_tokens": answer.prompt_tokens,
-            "cached_tokens": answer.cached_tokens,
-            "computed_tokens": answer.prompt_tokens - answer.cached_tokens,
-            "pins": report.get("pins", []),
-            "cache_report": report or None,
-        }
-    )
+    return json_reply(prewarmed(batch.answers[0]))
 
 
 def _field_name(param: str | None) -> str | None:
     return "cache_salt" if param == "namespace" else param
 
 
-def _place(fields: PrefixFields) -> str | None:
-    """The name of the field that has the prefix.  Raises ApiError when there are several."""
-    given = [name for name in ("text", "input_ids", "messages") if getattr(fields, name) is not None]
-    if len(given) > 1:
-        raise bad_request(given[1], f"{given[0]} and {given[1]} are both given; give one of text, input_ids, messages.")
-    if fields.chat_template_kwargs is not None and given != ["messages"]:
-        raise bad_request("chat_template_kwargs", "chat_template_kwargs goes with messages, and there are none.")
-    return given[0] if given else None
-
-
-def _prompt(fields: PrefixFields, vocab_size: int) -> tuple[Prompt, str]:
-    """The prefix and the name of its field.  A chat goes on with another message: it has no generation prompt."""
-    place = _place(fields)
-    if place is None:
-        raise bad_request("text", "One of text, input_ids and messages must be given.")
-    if fields.messages is not None:
-        prompt = chat_prompt(fields.messages, fields.chat_template_kwargs)
-        return msgspec.structs.replace(prompt, add_generation_prompt=False), place
-    given: str | list[Any] = fields.input_ids or [] if fields.text is None else fields.text
-    if not isinstance(given, str) and given and not isinstance(given[0], int):
-        raise bad_request("input_ids", f"input_ids must be one list of token ids, not {quoted(given)}.")
-    ((_, one),) = read_prompts(given, place, vocab_size)
-    return one, place
-
-
 async def _named_prefix(service: Service, request: Request, fields: PrefixFields) -> tuple[bytes, str | None]:
     """The packed tokens of the prefix that a body names (none: all), and the namespace (None: all of the tenant's)."""
     tenant = tenant_of(request)
-    if _place(fields) is None:
+    if prefix_place(fields) is None:
         return b"", None if fields.cache_salt is None else cache_namespace(tenant, fields.cache_salt)
     namespace = cache_namespace(tenant, fields.cache_salt)
-    prompt, _ = _prompt(fields, service.front.facts.vocab_size)
+    prompt, _ = prefix_prompt(fields, service.front.facts.vocab_size)
     if isinstance(prompt, IdsPrompt):
         return prompt.ids, namespace
     with faults_named(lambda param: _field_name("text" if param == "prompt" else param)):

@@ -203,6 +203,12 @@ class PrewarmRequest(PrefixFields, frozen=True, kw_only=True):
     priority: Integer | None = None
 
 
+class PrewarmLine(PrewarmRequest, frozen=True, kw_only=True):
+    """A line of the file of --prewarm, which may say whose prefix it is."""
+
+    tenant: str = ""
+
+
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /tokenize: a text, or messages to go through the chat template."""
 

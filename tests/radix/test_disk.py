@@ -12,8 +12,11 @@ from radix.disk import (
     CHECKSUM_BYTES,
     Block,
     BlockChain,
+    Head,
     UnusableFile,
+    blocks_beginning_with,
     checksum,
+    decode_head,
     encode_head,
     next_key,
     root_key,
@@ -111,3 +114,50 @@ def test_a_chain_goes_on_where_a_run_grows() -> None:
     tokens = packed(*range(20))
     for end in range(8, 81, 8):
         assert grown.key(tokens[:end], end // 8 - 1) == whole.key(tokens, end // 8 - 1)
+
+
+def heads_of(*runs: tuple[int, ...], namespace: str = "tenant") -> dict[bytes, Head]:
+    """The heads of all blocks of these runs, two tokens each, as they are read from files."""
+    found = {}
+    for run in runs:
+        chain = BlockChain(IDENTITY, namespace, 2)
+        for depth in range(len(run) // 2):
+            head = decode_head(file_of(chain.block(packed(*run), depth)), IDENTITY)
+            assert head is not None
+            found[head.key] = head
+    return found
+
+
+def forgotten(heads: dict[bytes, Head], *tokens: int) -> list[list[int]]:
+    """The tokens of the blocks that a prefix takes along."""
+    doomed = blocks_beginning_with(heads.values(), root_key(IDENTITY, "tenant"), packed(*tokens))
+    return sorted(list(array("i", heads[key].tokens)) for key in doomed)
+
+
+def test_a_head_is_read_as_it_was_written() -> None:
+    one = block()
+    head = decode_head(file_of(one), IDENTITY)
+    assert head == Head(one.namespace, one.previous, one.key, one.tokens)
+    assert decode_head(file_of(one), b"weights, layouts") is None
+    assert decode_head(file_of(one)[: len(encode_head(IDENTITY, one, 0)) - 1], IDENTITY) is None
+    assert decode_head(b"", IDENTITY) is None
+    assert decode_head(b"x" + file_of(one)[1:], IDENTITY) is None
+
+
+def test_the_blocks_of_a_prefix_are_found_with_all_that_follows_them() -> None:
+    heads = heads_of((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8), (1, 2, 9, 9), (3, 4, 5, 6))
+    assert forgotten(heads, 1, 2, 3, 4) == [[3, 4], [5, 6], [7, 8]]
+    assert forgotten(heads, 1, 2, 3) == [[3, 4], [5, 6], [7, 8]]
+    assert forgotten(heads, 1, 2, 3, 4, 7) == [[7, 8]]
+    assert forgotten(heads, 1) == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 9]]
+    # What nothing else goes on from goes along.
+    assert forgotten(heads, 3, 4, 5, 6) == [[3, 4], [5, 6]]
+    assert forgotten(heads, 8) == []
+    assert len(forgotten(heads)) == len(heads) == 7
+
+
+def test_blocks_that_nobody_can_load_are_forgotten_along() -> None:
+    heads = heads_of((1, 2, 3, 4, 5, 6), (7, 8))
+    first = next(key for key, head in heads.items() if head.tokens == packed(1, 2))
+    del heads[first]
+    assert forgotten(heads, 9) == [[3, 4], [5, 6]]

@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from scheduler import cache_calls
 from scheduler.policy import POLICIES
-from srt.messages import PinWish, pack_ids
+from srt.messages import Call, PinWish, pack_ids
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 
@@ -135,7 +136,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(head=st.sampled_from(HEADS), cut=st.integers(0, 40), namespace=st.sampled_from(["", "other"]))
     def forget(self, head: list[int], cut: int, namespace: str) -> None:
-        self.bench.core.holdings.forget(namespace, pack_ids(head[:cut]))
+        call = Call("call", "forget", namespace, namespace, pack_ids(head[:cut]))
+        holdings = self.bench.core.holdings
+        pins = [pin for pin in holdings.pins if pin.namespace != namespace]
+        assert cache_calls.forget(holdings, call, self.bench.now).ok
+        assert [pin for pin in holdings.pins if pin.namespace != namespace] == pins
 
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler import cache_calls
+from srt.messages import NAMESPACE_SEPARATOR, Call, pack_ids
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 
@@ -341,3 +343,45 @@ def test_files_that_another_process_removed_are_misses(tmp_path: Path) -> None:
         path.unlink()
     assert served(bench, "again", [*HEAD, 1]) == 0
     assert bench.core.stats(0.0).disk_errors == 0
+
+
+def forget(bench: Bench, tokens: list[int], namespace: str | None = "", tenant: str = "") -> None:
+    call = Call("call", "forget", tenant=tenant, namespace=namespace, tokens=pack_ids(tokens))
+    assert cache_calls.forget(bench.core.holdings, call, bench.now).ok
+
+
+def test_a_forgotten_prefix_is_forgotten_on_disk_too(tmp_path: Path) -> None:
+    warmed(tmp_path)
+    first = Bench(disk=tmp_path)
+    other = [90, *HEAD]
+    served(first, "other", other)
+    served(first, "salted", HEAD, namespace="salt")
+    first.finish_disk()
+    bench = Bench(disk=tmp_path)
+    forget(bench, HEAD[:10])
+    # Nothing is loaded before the files are gone.
+    bench.disk_works = False
+    bench.send("at once", [*HEAD, 1])
+    bench.step()
+    assert bench.core.stats(0.0).disk_loading == 0
+    bench.disk_works = True
+    bench.run()
+    assert bench.streams["at once"].cached_tokens == 0
+    bench.finish_disk()
+    again = Bench(disk=tmp_path)
+    assert served(again, "other", other) == 40
+    assert served(again, "salted", HEAD, namespace="salt") == 39
+    assert served(again, "computed since", HEAD) == 39
+
+
+def test_a_tenants_files_are_forgotten_without_anything_of_it_in_memory(tmp_path: Path) -> None:
+    first = Bench(disk=tmp_path)
+    names = ("ann", f"ann{NAMESPACE_SEPARATOR}salt:s", "anna")
+    for name in names:
+        served(first, name, HEAD, namespace=name)
+    first.finish_disk()
+    bench = Bench(disk=tmp_path)
+    forget(bench, [], None, "ann")
+    bench.finish_disk()
+    again = Bench(disk=tmp_path)
+    assert [served(again, name, HEAD, namespace=name) for name in names] == [0, 0, 39]

@@ -16,7 +16,7 @@ import pytest
 from radix.disk import Block, BlockChain
 from scheduler.page_folder import PageFolder
 from scheduler.tier_io import RETRY_SECONDS, TierFiles, Wake
-from scheduler.tier_protocol import BlockLoaded, BlockSaved, FilesChanged, TierEvent
+from scheduler.tier_protocol import BlockLoaded, BlockSaved, FilesChanged, FilesForgotten, TierEvent
 
 PAGE_BYTES = 64
 PATIENCE = 20.0
@@ -221,7 +221,7 @@ def test_a_folder_that_became_a_file_is_an_error_and_no_crash(tmp_path: Path, ca
     tier.forget()
     while tier.write_one():
         pass
-    assert tier.poll() == [BlockSaved(1, ok=False, error=True)]
+    assert tier.poll() == [BlockSaved(1, ok=False, error=True), FilesForgotten()]
 
 
 def test_the_size_is_kept_and_what_went_is_told(tmp_path: Path) -> None:
