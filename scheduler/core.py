@@ -431,7 +431,7 @@ class Scheduler:
         self._running.remove(request)
         in_flight = request.planned > request.computed and bool(self._in_flight)
         self.holdings.release(request, keep_tokens, self._in_flight[-1].step if in_flight else None)
-        self.sessions.ended(request, keep_tokens, finish, self._misses.now)
+        self.sessions.ended(request, keep_tokens if self.holdings.stores(request) else 0, finish, self._misses.now)
 
     # ---- invariants ----------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ def fake_resolved(**settings: Any) -> Resolved:
         config=ServerConfig(model="fake", **settings),
         facts=facts,
         dtype="float32",
+        kv_dtype="float32",
         threads=1,
         num_pages=64,
         max_step_tokens=64,
