@@ -37,10 +37,11 @@ SHARES = (1 / 64, 1 / 4, 1.0)
 
 @dataclass(frozen=True)
 class Row:
-    """A request in a step: tokens [start, start + new) of its text."""
+    """A request in a step: tokens [start, start + new) of its text, and whether the next is sampled."""
 
     start: int
     new: int
+    samples: bool = True
 
 
 Step = tuple[Row, ...]
@@ -56,6 +57,9 @@ def design(max_tokens: int, max_rows: int, context: int, pool_tokens: int, page_
         steps += [(Row(length - 1, 1),) * rows for rows in batches]
         steps += [(Row(length - new, new),) for new in chunks if new <= length]
     steps += [(Row(0, new),) for new in chunks if new <= context]
+    # Chunks that are not the last of their prompts: the output layer has nothing to do for them.
+    steps += [(Row(0, new, samples=False),) for new in chunks[::2] if new <= context]
+    steps += [(Row(0, 2, samples=False),) * rows for rows in batches if 2 * rows <= max_tokens and context > 1]
     for rows in batches[2::2]:
         for new in chunks[2::2]:
             if new + rows <= max_tokens and new <= context:
@@ -92,7 +96,7 @@ def plan_of(number: int, step: Step, page_size: int, vocab_size: int, opened: tu
         kv_indptr=kv_indptr,
         kv_indices=np.arange(kv_indptr[-1], dtype=np.int32),
         kv_last_page_len=np.array([(end - 1) % page_size + 1 for end in ends], dtype=np.int32),
-        samples=np.ones(len(step), dtype=np.bool_),
+        samples=np.array([row.samples for row in step], dtype=np.bool_),
         copies=np.empty((0, 3), dtype=np.int32),
         prompt_logprobs=np.full(len(step), -1, dtype=np.int32),
         prompt_next=np.full(len(step), -1, dtype=np.int32),
@@ -125,8 +129,8 @@ def measure(
 def measure_scheduling(profile: Profile, rows: int, context: int) -> Scheduling:
     """Processor seconds of the scheduler for a step, and for each row of it, on this machine.
 
-    A simulation runs the scheduler's own code at full speed: the seconds it takes are the scheduler's (and a little
-    more, for clients and clock, as sockets take in the server).
+    A simulation runs the scheduler's own code at full speed: the processor time it takes is the scheduler's (and a
+    little more, for clients and clock, as sockets take in the server).
     """
 
     def per_step(batch: int) -> float:
@@ -137,7 +141,7 @@ def measure_scheduling(profile: Profile, rows: int, context: int) -> Scheduling:
         ]
         config = scheduler_config(profile, {"max_running_requests": batch, "max_step_tokens": 8 * batch + 8}, 65_536)
         run = simulate(Trace("scheduling", requests), profile, config)
-        return run.wall / run.executor.work.steps
+        return run.cpu / run.executor.work.steps
 
     one, many = (statistics.median(per_step(batch) for _ in range(5)) for batch in (1, rows))
     row = max(0.0, (many - one) / max(1, rows - 1))
@@ -216,8 +220,9 @@ def summary(profile: Fitted, found: Fit) -> Iterator[str]:
     yield f"{facts['model']} on {where}: {len(found.points)} steps"
     yield "tokens in a step: " + ", ".join(f"{count} {1000 * seconds:.1f} ms" for count, seconds in profile.tokens)
     yield (
-        f"for each sampled row {1e6 * profile.sampled:.1f} us, for each 1,000 cached tokens read "
-        f"{1e6 * 1000 * profile.context:.1f} us, for each million query-key pairs {1e3 * 1e6 * profile.pair:.1f} ms"
+        f"for each row {1e6 * profile.row:.1f} us, sampled {1e6 * profile.sampled:.1f} us more, "
+        f"for each 1,000 cached tokens read {1e6 * 1000 * profile.context:.1f} us, "
+        f"for each million query-key pairs {1e3 * 1e6 * profile.pair:.1f} ms"
     )
     scheduling = profile.scheduling
     yield f"scheduling: {1e6 * scheduling.step:.0f} us a step and {1e6 * scheduling.row:.1f} us a row"

@@ -5,7 +5,7 @@ Both kinds are JSON files of one shape (`read_profile`), told apart by their fie
 roofline   the step is done by parts one after another, and each takes as long as its arithmetic or its memory traffic,
            whichever is longer (Williams, Waterman, Patterson 2009): the linear layers, attention, the output layer
 fitted     seconds by the number of tokens, read off a line through measured points, and on top of it something for
-           each sampled row, each pair of query and key, and each cached token that is read (`sapwood profile`)
+           each row and each sampled row, each pair of query and key, and each cached token read (`sapwood profile`)
 """
 
 from __future__ import annotations
@@ -177,10 +177,11 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     tokens    [tokens, seconds] in rising order: what a step of so many tokens takes before the rest is added; between
               two points, and beyond the last, on the line through them
-    sampled, pair, context   seconds for each of those of `Load`
+    row, sampled, pair, context   seconds for each of those of `Load`
     """
 
     tokens: list[tuple[int, float]]
+    row: float = 0.0
     sampled: float = 0.0
     pair: float = 0.0
     context: float = 0.0
@@ -196,6 +197,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
         """The step's time on the device."""
         return (
             self._of_tokens(load.tokens)
+            + self.row * load.rows
             + self.sampled * load.sampled
             + self.pair * load.pairs
             + self.context * load.context
@@ -213,7 +215,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
         """Raise ProfileError for figures that no step time comes of."""
         if not self.tokens or any(a[0] >= b[0] for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
             raise ProfileError("tokens: must be a list of [tokens, seconds] with rising numbers of tokens")
-        if min(self.sampled, self.pair, self.context, *(seconds for _, seconds in self.tokens)) < 0:
+        if min(self.row, self.sampled, self.pair, self.context, *(seconds for _, seconds in self.tokens)) < 0:
             raise ProfileError("times must not be negative")
 
 

@@ -3,6 +3,10 @@
 Seconds by the number of tokens are a line through points at the knots, which is linear in the seconds at the knots: a
 step between two knots takes its share of each.  So the whole model is one linear system.  Its rows are divided by the
 measured seconds, so that it is relative errors that are made small: a decode step counts as much as a long prefill.
+
+On a machine that others use too, some steps take a multiple of their time.  So a step that is missed by much more than
+most are counts by its miss, not by the square of it (Huber 1964, by reweighting): a few bad steps move the fit no more
+than they would if they were a little off.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from sapwood.simulate.cost import Fitted, Load
 Floats = npt.NDArray[np.float64]
 
 MAX_ITERATIONS = 1000
+# Misses of so many standard deviations, as the median miss tells them, count in full.
+HUBER = 1.345
+REWEIGHTINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +51,14 @@ def fit(points: Sequence[Point]) -> Fit:
     if not points or any(point.seconds <= 0 for point in points):
         raise ValueError("a fit needs points, and every step must have taken some time")
     knots = _knots([point.load.tokens for point in points])
-    rows = np.array([[*_hats(knots, p.load.tokens), p.load.sampled, p.load.pairs, p.load.context] for p in points])
+    loads = [point.load for point in points]
+    rows = np.array([[*_hats(knots, p.tokens), p.rows, p.sampled, p.pairs, p.context] for p in loads], dtype=np.float64)
     seconds = np.array([point.seconds for point in points])
-    solution = nonnegative_least_squares(rows / seconds[:, None], np.ones(len(points)))
-    tokens, (sampled, pair, context) = solution[: len(knots)], solution[len(knots) :].tolist()
+    solution = _robust(rows / seconds[:, None])
+    tokens, (row, sampled, pair, context) = solution[: len(knots)], solution[len(knots) :].tolist()
     profile = Fitted(
         tokens=list(zip(knots, np.maximum.accumulate(tokens).tolist(), strict=True)),
+        row=row,
         sampled=sampled,
         pair=pair,
         context=context,
@@ -60,6 +69,23 @@ def fit(points: Sequence[Point]) -> Fit:
     )
     errors = np.array([abs(profile.seconds(p.load) / p.seconds - 1) for p in points])
     return Fit(profile, list(points), float(np.median(errors)), float(np.percentile(errors, 90)), float(errors.max()))
+
+
+def _robust(a: Floats) -> Floats:
+    """The x >= 0 that brings a x near to 1, with few outliers left out of account.  a float64 [m,n]."""
+    ones = np.ones(len(a))
+    solution = nonnegative_least_squares(a, ones)
+    for _ in range(REWEIGHTINGS):
+        misses = np.abs(a @ solution - 1.0)
+        bound = HUBER * 1.4826 * float(np.median(misses))
+        if bound < 1e-9:
+            break
+        # The squares are weighted by bound / miss where the miss is larger, the rows by the root of that.
+        weights = np.sqrt(np.minimum(1.0, bound / np.maximum(misses, 1e-300)))
+        previous, solution = solution, nonnegative_least_squares(a * weights[:, None], weights)
+        if np.allclose(previous, solution, rtol=1e-4, atol=0.0):
+            break
+    return solution
 
 
 def _knots(counts: Sequence[int]) -> list[int]:

@@ -30,7 +30,7 @@ Knob = int | float | str | bool | None
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a run brought.  `wall`: real seconds that it took."""
+    """What a run brought.  `wall`, `cpu`: real seconds that it took, and processor time."""
 
     config: SchedulerConfig
     trace: Trace
@@ -39,6 +39,7 @@ class Simulation:
     totals: Totals
     seconds: float
     wall: float
+    cpu: float
 
 
 def scheduler_config(
@@ -82,10 +83,11 @@ def simulate(trace: Trace, profile: Profile, config: SchedulerConfig) -> Simulat
     # The loop is written for sockets; what it asks of them is what Clients has.
     socket = cast(Any, clients)
     loop = Loop(core, executor, socket, socket, socket, config.overlap, clock)
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     with _quietly():
         loop.run()
-    return Simulation(config, trace, clients, executor, core.totals, clock.now, time.perf_counter() - begin)
+    wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    return Simulation(config, trace, clients, executor, core.totals, clock.now, wall, cpu)
 
 
 @contextmanager

@@ -156,6 +156,7 @@ def test_a_machine_that_computes_nothing_is_refused(tmp_path: Path) -> None:
 
 TRUTH = Fitted(
     tokens=[(1, 0.01), (8, 0.012), (32, 0.03), (512, 0.4)],
+    row=5e-4,
     sampled=2e-4,
     pair=3e-8,
     context=1e-6,
@@ -173,6 +174,7 @@ def designed_points(noise: float = 0.0) -> list[Point]:
 def test_a_fit_recovers_the_model_behind_the_measurements() -> None:
     found = fit(designed_points())
     assert found.worst_error < 0.01
+    assert found.profile.row == pytest.approx(TRUTH.row, rel=0.05)
     assert found.profile.sampled == pytest.approx(TRUTH.sampled, rel=0.05)
     assert found.profile.pair == pytest.approx(TRUTH.pair, rel=0.05)
     assert found.profile.context == pytest.approx(TRUTH.context, rel=0.05)
@@ -186,6 +188,17 @@ def test_a_fit_sees_through_noise_and_says_how_much_it_misses() -> None:
     assert 0.02 < found.median_error < 0.1 < found.worst_error
     errors = [abs(found.profile.seconds(p.load) / TRUTH.seconds(p.load) - 1) for p in designed_points()]
     assert sorted(errors)[len(errors) // 2] < 0.05
+
+
+def test_steps_during_which_the_machine_did_something_else_hardly_move_a_fit() -> None:
+    rng = np.random.default_rng(5)
+    points = designed_points(noise=0.03)
+    for index in rng.choice(len(points), len(points) // 8, replace=False):
+        points[index] = Point(points[index].load, points[index].seconds * float(rng.uniform(2.0, 5.0)))
+    found = fit(points).profile
+    errors = sorted(abs(found.seconds(p.load) / TRUTH.seconds(p.load) - 1) for p in designed_points())
+    assert errors[len(errors) // 2] < 0.02
+    assert errors[int(0.9 * len(errors))] < 0.06
 
 
 def test_more_tokens_never_take_less_time() -> None:
