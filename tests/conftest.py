@@ -19,6 +19,14 @@ if os.environ.get("CI"):
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def models_there() -> list[str]:
+    """SmolLM2, which is pulled when it is not there yet, and those other known models that somebody has pulled."""
+    from sapwood.pull import KNOWN_MODELS, models_home
+
+    others = sorted(KNOWN_MODELS.keys() - {"smollm2"})
+    return ["smollm2", *(name for name in others if (models_home() / name / "sapwood.json").is_file())]
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """The small fixtures that come with the repository."""
@@ -44,3 +52,11 @@ def real_model() -> Path:
     from sapwood.pull import pull_model
 
     return pull_model("smollm2")
+
+
+@pytest.fixture(scope="session", params=models_there())
+def any_real_model(request: pytest.FixtureRequest) -> Path:
+    """The folders of all known models that are there, one after another."""
+    from sapwood.pull import pull_model
+
+    return pull_model(request.param)

@@ -1,4 +1,4 @@
-"""The real model in float32 through the forward worker: greedy ids and logits are those of transformers."""
+"""The real models in float32 through the forward worker: greedy ids and logits are those of transformers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def prompt_ids(real_model: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(real_model)
+def prompt_ids(any_real_model: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(any_real_model)
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True
@@ -37,8 +37,8 @@ def prompt_ids(real_model: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(real_model: Path) -> torch.nn.Module:
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
+def reference(any_real_model: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(any_real_model, dtype=torch.float32).eval()
     return model
 
 
@@ -50,9 +50,9 @@ def logits_of(reference: torch.nn.Module, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.real
 def test_greedy_ids_of_a_batch_are_those_of_transformers(
-    real_model: Path, prompt_ids: list[list[int]], reference: torch.nn.Module
+    any_real_model: Path, prompt_ids: list[list[int]], reference: torch.nn.Module
 ) -> None:
-    worker = ForwardWorker(load_torch_model(real_model, 64, 16), overlap=False)
+    worker = ForwardWorker(load_torch_model(any_real_model, 64, 16), overlap=False)
     driver = PlanDriver(16)
     requests = [Request(slot, ids) for slot, ids in enumerate(prompt_ids)]
     for _ in range(NEW_TOKENS):
@@ -71,9 +71,9 @@ def test_greedy_ids_of_a_batch_are_those_of_transformers(
 
 @pytest.mark.real
 def test_logits_of_a_prefill_are_within_a_thousandth(
-    real_model: Path, prompt_ids: list[list[int]], reference: torch.nn.Module
+    any_real_model: Path, prompt_ids: list[list[int]], reference: torch.nn.Module
 ) -> None:
-    driver = PagedDriver.with_pages(load_torch_model(real_model, 64, 16), "ascending")
+    driver = PagedDriver.with_pages(load_torch_model(any_real_model, 64, 16), "ascending")
     ids = [token for prompt in prompt_ids for token in prompt]
     found = driver.step([(Sequence(ids), len(ids))])[0]
     assert (found - logits_of(reference, ids)).abs().max().item() < 1e-3

@@ -7,7 +7,6 @@ that rounding alone decides; what follows such a place is another text and is no
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sapwood import Engine
+from tests.system.greedy import NEW_TOKENS, Reference, chat_ids, compare, refer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
-NEW_TOKENS = 64
-TIE = 1e-4
 # Enough pages for 32 prompts and their outputs, whatever the page size.
 POOL_TOKENS = 32768
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What transformers makes of one prompt: output ids, and the gap between the two best logits at each."""
-
-    prompt: list[int]
-    ids: list[int]
-    gaps: list[float]
 
 
 @pytest.fixture(scope="module")
@@ -45,37 +34,6 @@ def references(real_model: Path, test_data: Path) -> list[Reference]:
     found = [refer(model, chat_ids(tokenizer, row["messages"])) for row in rows]
     torch.set_num_threads(threads)
     return found
-
-
-def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-@torch.inference_mode()
-def refer(model: Any, prompt: list[int]) -> Reference:
-    ids, gaps, past, step = [], [], None, torch.tensor([prompt])
-    for _ in range(NEW_TOKENS):
-        out = model(step, past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        best = out.logits[0, -1].float().topk(2)
-        ids.append(int(best.indices[0]))
-        gaps.append(float(best.values[0] - best.values[1]))
-        step = torch.tensor([[ids[-1]]])
-    return Reference(prompt, ids, gaps)
-
-
-def compare(references: list[Reference], outputs: list[list[int]], name: str) -> None:
-    """Raises AssertionError at the first difference that is no tie."""
-    for index, (reference, output) in enumerate(zip(references, outputs, strict=True)):
-        assert len(output) == NEW_TOKENS
-        for place, (wanted, got) in enumerate(zip(reference.ids, output, strict=True)):
-            if wanted != got:
-                gap = reference.gaps[place]
-                print(f"{name}: prompt {index}, output token {place}: {got} for {wanted}, top-2 gap {gap:.2e}")
-                assert gap < TIE, f"{name}: prompt {index} differs at {place} with a gap of {gap:.2e}"
-                break
 
 
 def outputs(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:

@@ -63,8 +63,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def real_pair(real_model: Path) -> Pair:
-    return Pair(real_model)
+def real_pair(any_real_model: Path) -> Pair:
+    return Pair(any_real_model)
 
 
 def chats(test_data: Path, shared_data: Path | None) -> Iterator[list[dict[str, Any]]]:
