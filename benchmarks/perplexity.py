@@ -52,11 +52,16 @@ def read_texts(places: list[Path]) -> Iterator[str]:
 
 
 def cut(texts: Iterator[str], tokenizer: Tokenizer, window: int, most: int) -> list[list[int]]:
-    """At most `most` windows of `window` tokens, equally spread over the texts."""
+    """At most `most` windows of `window` tokens, equally spread over the texts.
+
+    Each begins with what the tokenizer puts in front of a text: some models are at a loss without it.
+    """
     windows = []
+    head = tokenizer.encode("").ids
+    room = window - len(head)
     for text in texts:
-        ids = tokenizer.encode(text).ids
-        windows += [ids[i : i + window] for i in range(0, len(ids) - window + 1, window)]
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        windows += [head + ids[i : i + room] for i in range(0, len(ids) - room + 1, room)]
     step = max(1, len(windows) // most)
     return windows[::step][:most]
 
