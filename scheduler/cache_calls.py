@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from radix import Pin
 from scheduler.holdings import Holdings
 from scheduler.misses import tenant_of
+from scheduler.sessions import Sessions
 from srt.messages import CachePin, CacheTree, Call, CallReply
 
 # First and last tokens of a pinned prefix that are shown.
 SHOWN_TOKENS = 16
+
+NOTHING = {"pages": 0, "kept_pages": 0, "pins": 0}
 
 
 def list_pins(holdings: Holdings, call: Call, now: float) -> CacheTree:
@@ -45,26 +49,48 @@ def unpin(holdings: Holdings, call: Call, now: float) -> CallReply:
             return CallReply(call.call_id, False, f"there is no pin {call.pin}")
         pins = [found]
     else:
-        pins = [pin for namespace in _namespaces(holdings, call) for pin in _pins_of(holdings, namespace, call.tokens)]
+        pins = [
+            pin for namespace in _namespaces(holdings, call) for pin in holdings.pins.of_prefix(namespace, call.tokens)
+        ]
     for pin in pins:
         holdings.pins.unpin(pin)
     return CallReply(call.call_id, True, counts={"pins": len(pins)})
 
 
-def forget(holdings: Holdings, call: Call, now: float) -> CallReply:
-    """Forget the prefixes that the call names, pinned or not, as far as no request holds them."""
-    counts = {"pages": 0, "kept_pages": 0, "pins": 0}
+def forget(holdings: Holdings, sessions: Sessions, call: Call, now: float) -> CallReply:
+    """Forget the prefixes that the call names, pinned or not, as far as no request holds them.
+
+    Not ok: the session that it names is not known.
+    """
+    holdings.pins.expire(now)
+    if call.session is not None:
+        return _forget_session(holdings, sessions, call, call.session)
+    counts = Counter(NOTHING)
     for namespace in _namespaces(holdings, call):
-        pins = _pins_of(holdings, namespace, call.tokens)
-        for pin in pins:
-            holdings.pins.unpin(pin)
-        forgotten = holdings.forget(namespace, call.tokens)
-        counts["pins"] += len(pins)
-        counts["pages"] += forgotten.pages
-        counts["kept_pages"] += forgotten.kept
+        counts.update(_forget_prefix(holdings, namespace, call.tokens))
     # The lower tier may have namespaces that nothing else is left of.
     holdings.tier.forget(partial(_concerns, call.tenant, call.namespace), call.tokens)
     return CallReply(call.call_id, True, counts=counts)
+
+
+def _forget_session(holdings: Holdings, sessions: Sessions, call: Call, name: str) -> CallReply:
+    runs = sessions.runs(call.tenant, name)
+    if not runs:
+        return CallReply(call.call_id, False, "the session is not known, or has nothing in the cache yet")
+    counts = Counter(NOTHING)
+    for run in runs:
+        counts.update(_forget_prefix(holdings, run.namespace, run.tokens))
+        holdings.tier.forget(partial(_concerns, call.tenant, run.namespace), run.tokens)
+    sessions.forget(call.tenant, name)
+    return CallReply(call.call_id, True, counts=counts)
+
+
+def _forget_prefix(holdings: Holdings, namespace: str, tokens: bytes) -> dict[str, int]:
+    pins = holdings.pins.of_prefix(namespace, tokens)
+    for pin in pins:
+        holdings.pins.unpin(pin)
+    forgotten = holdings.forget(namespace, tokens)
+    return {"pages": forgotten.pages, "kept_pages": forgotten.kept, "pins": len(pins)}
 
 
 def _namespaces(holdings: Holdings, call: Call) -> list[str]:
@@ -75,7 +101,3 @@ def _namespaces(holdings: Holdings, call: Call) -> list[str]:
 
 def _concerns(tenant: str, namespace: str | None, name: str) -> bool:
     return tenant_of(name) == tenant and namespace in (None, name)
-
-
-def _pins_of(holdings: Holdings, namespace: str, tokens: bytes) -> list[Pin]:
-    return holdings.pins.of_prefix(namespace, tokens)

@@ -162,7 +162,7 @@ class Loop:
         if call.what == "unpin":
             self._front.send(cache_calls.unpin(self._core.holdings, call, self._clock()))
         if call.what == "forget":
-            self._front.send(cache_calls.forget(self._core.holdings, call, self._clock()))
+            self._front.send(cache_calls.forget(self._core.holdings, self._core.sessions, call, self._clock()))
         if call.what in ("sessions", "session_state"):
             self._front.send(self._core.sessions.answer(call, self._clock()))
             return

@@ -263,13 +263,14 @@ class Front:
         namespace: str | None = None,
         tokens: bytes = b"",
         pin: int | None = None,
+        session: str | None = None,
     ) -> CallReply:
         """Unpin or forget the prefixes of a namespace (None: of all of the tenant's) that begin with packed `tokens`.
 
-        `pin`: unpin the one of this name.  Raises RequestFailed 503.
+        `pin`: unpin the one of this name.  `session`: forget its runs.  Raises RequestFailed 503.
         """
         call_id = self._new_call_id()
-        call = Call(call_id, what, tenant=tenant, namespace=namespace, tokens=tokens, pin=pin)
+        call = Call(call_id, what, tenant, namespace, tokens, pin, session=session)
         return await self._reply(self._calls, call_id, SCHEDULER, call)
 
     async def sessions(self, tenant: str, most: int, session: str | None = None) -> Sessions:

@@ -423,7 +423,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     # For those that concern the cache of a tenant, of which the first two are answered by a CacheTree: whose it is.
     tenant: str = ""
     # For unpin and forget: the prefixes of one namespace of the tenant's, or (None) of each, that begin with these
-    # packed tokens; or the pin of this name.
+    # packed tokens; or the pin of this name; or, to forget, the runs of a `session`.
     namespace: str | None = None
     tokens: bytes = b""
     pin: int | None = None

@@ -79,14 +79,21 @@ async def _unpin_by_name(service: Service, request: Request, name: int) -> Respo
 
 
 async def flush(service: Service, request: Request) -> Response:
-    """Forget what begins with a text, messages or ids; without one of them, a namespace; or all of the tenant's.
+    """Forget what begins with a text, messages or ids; or the runs of a session; a namespace; all of the tenant's.
 
     Raises ApiError.
     """
     fields = await service.read(request, _flush_decoder)
+    if fields.session is not None and (prefix_place(fields) is not None or fields.cache_salt is not None):
+        raise bad_request("session", "session names what it has in the cache; it goes with no other field.")
     tokens, namespace = await _named_prefix(service, request, fields)
     with faults_named(lambda param: param):
-        reply = await service.front.change_cache("forget", tenant_of(request), namespace, tokens)
+        reply = await service.front.change_cache(
+            "forget", tenant_of(request), namespace, tokens, session=fields.session
+        )
+    if not reply.ok:
+        message = f"There is nothing of a session {quoted(fields.session)}; GET /cache/sessions lists them."
+        raise ApiError(404, message, param="session", code="session_not_found")
     counts = reply.counts
     return json_reply(
         {

@@ -195,6 +195,8 @@ class UnpinRequest(PrefixFields, frozen=True, kw_only=True):
 class FlushRequest(PrefixFields, frozen=True, kw_only=True):
     """POST /cache/flush."""
 
+    session: str | None = None
+
 
 class PrewarmRequest(PrefixFields, frozen=True, kw_only=True):
     """POST /cache/prewarm."""

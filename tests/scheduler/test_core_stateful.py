@@ -139,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         call = Call("call", "forget", namespace, namespace, pack_ids(head[:cut]))
         holdings = self.bench.core.holdings
         pins = [pin for pin in holdings.pins if pin.namespace != namespace]
-        assert cache_calls.forget(holdings, call, self.bench.now).ok
+        assert cache_calls.forget(holdings, self.bench.core.sessions, call, self.bench.now).ok
         assert [pin for pin in holdings.pins if pin.namespace != namespace] == pins
 
     @rule(data=st.data())

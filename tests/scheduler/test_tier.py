@@ -347,7 +347,7 @@ def test_files_that_another_process_removed_are_misses(tmp_path: Path) -> None:
 
 def forget(bench: Bench, tokens: list[int], namespace: str | None = "", tenant: str = "") -> None:
     call = Call("call", "forget", tenant=tenant, namespace=namespace, tokens=pack_ids(tokens))
-    assert cache_calls.forget(bench.core.holdings, call, bench.now).ok
+    assert cache_calls.forget(bench.core.holdings, bench.core.sessions, call, bench.now).ok
 
 
 def test_a_forgotten_prefix_is_forgotten_on_disk_too(tmp_path: Path) -> None:

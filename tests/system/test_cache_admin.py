@@ -185,9 +185,31 @@ def test_a_flush_while_a_request_runs_says_what_stayed(ann: httpx.Client) -> Non
     assert cached(ann, HEAD) == 0
 
 
+def test_a_session_is_flushed_with_all_of_its_branches(ann: httpx.Client, bob: httpx.Client) -> None:
+    short = {"max_new_tokens": 1}
+    for client in (ann, bob):
+        for text, session in ((HEAD, "a"), (f"{HEAD}And how old is it?", "a"), ("Another one. " * 9, "b")):
+            post(client, "/generate", {"text": text, "sampling_params": short, "session": session})
+    reply = post(ann, "/cache/flush", {"session": "a"})
+    assert reply["flushed_pages"] >= tokens_of(ann, HEAD) // PAGE
+    assert reply["kept_pages"] == 0
+    assert cached(ann, HEAD) == 0
+    assert cached(ann, "Another one. " * 9) > 0
+    assert cached(bob, HEAD) > 0
+    again = ann.post("/cache/flush", json={"session": "a"})
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "session_not_found")
+
+
+def test_a_session_remembers_nothing_of_what_is_not_stored(ann: httpx.Client) -> None:
+    body = {"text": HEAD, "sampling_params": {"max_new_tokens": 1}, "session": "once", "no_store": True}
+    post(ann, "/generate", body)
+    assert [one["id"] for one in ann.get("/cache/sessions").json()["sessions"] if one["id"] == "once"] == []
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
+        ("/cache/flush", {"session": "a", "text": "b"}, "session"),
         ("/cache/prewarm", {}, "text"),
         ("/cache/prewarm", {"text": ""}, "text"),
         ("/cache/prewarm", {"text": "a", "messages": [SYSTEM]}, "messages"),
