@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ def sapwood(model: str, *flags: str) -> Iterator[Server]:
         yield server
 
 
+def end_with_parent() -> None:
+    """In the new process: be sent SIGTERM when the benchmark ends, however it does (Linux: prctl)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def running(
     command: list[str],
@@ -67,6 +75,7 @@ def running(
         process = subprocess.Popen(
             command,
             start_new_session=True,
+            preexec_fn=end_with_parent,
             env=os.environ | (environment or {}),
             stdout=output,
             stderr=subprocess.STDOUT if output else None,

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.servers import end_with_parent
+
 # What prctl leaves of the workers' names.
 WORKERS = {"scheduler": "sapwood-schedul", "tokenizer": "sapwood-tokeniz", "detokenizer": "sapwood-detoken"}
 GENEROUS_SECONDS = 60.0
@@ -75,6 +77,7 @@ class Served:
             text=True,
             env=environment,
             process_group=0,
+            preexec_fn=end_with_parent,
         )  # fmt: skip
 
     def wait_until_ready(self) -> None:
