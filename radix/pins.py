@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from radix.node import TOKEN_BYTES, Node
-from radix.results import Lock
+from radix.results import Lock, Match, StaleLock
 from radix.tree import RadixTree
 
 DEFAULT_SHARE = 0.25
@@ -76,6 +76,7 @@ class Pins:
 
     def __init__(self, tree: RadixTree, num_pages: int, page_size: int, max_share: float = DEFAULT_SHARE) -> None:
         self._tree = tree
+        self._forest = tree.forest
         self._page_size = page_size
         self.most_of_one = int(num_pages * max_share)
         self.most_of_all = int(num_pages * max(max_share, TOTAL_SHARE))
@@ -99,7 +100,7 @@ class Pins:
     @property
     def pages(self) -> int:
         """Pages that pins keep; each counts once."""
-        return sum(self._tree.pinned_pages.values())
+        return sum(self._forest.pinned_pages.values())
 
     @property
     def next_expiry(self) -> float | None:
@@ -125,11 +126,11 @@ class Pins:
             end, shortfall = most, reason
         if not end:
             return Pinned(0, shortfall)
-        lock = self._tree.pin(self._tree.match(namespace, tokens, end * self._page_size, touch=False))
+        lock = self._keep(self._tree.match(namespace, tokens, end * self._page_size, touch=False))
         place = lock.node, namespace
         pin = self._by_place.get(place)
         if pin is not None:
-            self._tree.unpin(lock)
+            self._forest.unpin_path(lock.node)
             pin.asked = max(pin.asked, asked)
             pin.ttl = max(pin.ttl, ttl)
             pin.expires = max(pin.expires, self._now + ttl)
@@ -140,6 +141,18 @@ class Pins:
             heapq.heappush(self._queue, (pin.expires, pin.name, pin))
         return Pinned(end * self._page_size, shortfall)
 
+    def _keep(self, match: Match) -> Lock:
+        """A receipt on the matched pages, which are whole ones, at least one, and of this moment."""
+        node, end = match.node, len(match.pages)
+        assert node is not None, "there is nothing to pin"
+        # The beginning of a branch has no pages: the head that it hangs from is all that is matched.
+        while node.start >= end and node.parent is not None:
+            node = node.parent
+        if node.start + len(node.pages) != end:
+            node = self._forest.split(node, end - node.start)
+        self._forest.pin_path(node)
+        return Lock(node, namespace=match.namespace)
+
     def _public_pages(self, tokens: bytes) -> int:
         return self._tree.public_tokens(tokens) // self._page_size
 
@@ -148,7 +161,7 @@ class Pins:
 
         `here`: those that are pinned; `public`: those of a public head, which count for the namespace of the heads.
         """
-        pinned = self._tree.pinned_pages
+        pinned = self._forest.pinned_pages
         most_of_all = here + max(self.most_of_all - self.pages, 0)
         most = max(here, public) + max(self.most_of_one - pinned[namespace], 0)
         if here < public:
@@ -187,9 +200,15 @@ class Pins:
             self.unpin(pin)
 
     def unpin(self, pin: Pin) -> None:
-        """Let one go.  Its pages stay as long as they are used like any others."""
+        """Let one go.  Its pages stay as long as they are used like any others.
+
+        Raises StaleLock when that has been done before.
+        """
+        if not pin.lock.held:
+            raise StaleLock("this pin has been let go already")
+        pin.lock.held = False
         del self._by_place[pin.lock.node, pin.namespace]
-        self._tree.unpin(pin.lock)
+        self._forest.unpin_path(pin.lock.node)
         if len(self._queue) > 2 * len(self._by_place) + 16:
             self._queue = [entry for entry in self._queue if entry[2].lock.held]
             heapq.heapify(self._queue)
@@ -226,7 +245,7 @@ class Pins:
 
     def tokens(self, pin: Pin) -> bytes:
         """The pinned tokens, packed."""
-        return self._tree.prefix(pin.lock)
+        return pin.lock.node.path_tokens()
 
     def seconds_left(self, pin: Pin) -> float:
         """For how long it is kept from the last `expire` on."""
@@ -261,5 +280,5 @@ class Pins:
         waiting = {id(pin): moment for moment, _, pin in self._queue if pin.lock.held}
         assert len(waiting) == sum(pin.lock.held for _, _, pin in self._queue) == len(self._by_place), "one entry each"
         assert all(waiting[id(pin)] <= pin.expires for pin in self), "a pin would expire too late"
-        assert all(count <= self.most_of_one for count in self._tree.pinned_pages.values()), "a namespace's share"
+        assert all(count <= self.most_of_one for count in self._forest.pinned_pages.values()), "a namespace's share"
         assert self.pages <= self.most_of_all, "the share of all"

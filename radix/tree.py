@@ -361,35 +361,6 @@ class RadixTree:
         self._forest.leaves.changed(node)
         return True
 
-    # Pins ---------------------------------------------------------------------------------------------------------
-
-    def pin(self, match: Match) -> Lock:
-        """As `lock`, for as long as it pleases the caller and not for the sake of a request.
-
-        The match must be whole pages, at least one, and of this moment.  To be given back by `unpin`.
-        """
-        node, end = match.node, len(match.pages)
-        assert node is not None, "there is nothing to pin"
-        # The beginning of a branch has no pages: the head that it hangs from is all that is matched.
-        while node.start >= end and node.parent is not None:
-            node = node.parent
-        if node.start + len(node.pages) != end:
-            node = self._forest.split(node, end - node.start)
-        self._forest.pin_path(node)
-        return Lock(node, namespace=match.namespace)
-
-    def unpin(self, lock: Lock) -> None:
-        """Give the receipt of a pin back.  Raises StaleLock when that has been done before."""
-        if not lock.held:
-            raise StaleLock("this pin has been given back already")
-        lock.held = False
-        self._forest.unpin_path(lock.node)
-
-    @property
-    def pinned_pages(self) -> Counter[str]:
-        """Pages that pins keep, for each namespace; to be read only."""
-        return self._forest.pinned_pages
-
     # Evict, flush -------------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> int:
@@ -420,10 +391,6 @@ class RadixTree:
             self._forest.prune(parent)
         return freed
 
-    def prefix(self, lock: Lock) -> bytes:
-        """All tokens, packed, of the path that a receipt keeps."""
-        return lock.node.path_tokens()
-
     def flush(self, namespace: str | None = None) -> bool:
         """Empty the tree, or one namespace of it.  Refuses, returning False, while a receipt is out there.
 
@@ -451,6 +418,11 @@ class RadixTree:
         return sum(root.locks - root.pins for root in self._forest.roots.values())
 
     # Counters and inspection --------------------------------------------------------------------------------------
+
+    @property
+    def forest(self) -> Forest:
+        """The nodes, for those of this room who hold them in their own way."""
+        return self._forest
 
     @property
     def num_pages(self) -> int:

@@ -294,7 +294,7 @@ class TreeMachine(RuleBasedStateMachine):
         tokens = self.history[base % len(self.history)]
         before = {pin.name: self.pins.tokens(pin) for pin in self.pins}
         known = self.tree.match(namespace, packed(tokens), len(tokens), touch=False).num_tokens
-        held = self.tree.pinned_pages[namespace], self.pins.pages
+        held = self.tree.forest.pinned_pages[namespace], self.pins.pages
         tokens_pinned, shortfall = self.pins.pin(namespace, packed(tokens), ttl)
         whole = min(known, len(tokens)) // self.page_size * self.page_size
         assert tokens_pinned % self.page_size == 0
@@ -307,7 +307,7 @@ class TreeMachine(RuleBasedStateMachine):
         elif shortfall:
             # It is the longest part that fits: the share is full to the page.
             share = held[0] if shortfall == "namespace_share" else held[1]
-            now = self.tree.pinned_pages[namespace] if shortfall == "namespace_share" else self.pins.pages
+            now = self.tree.forest.pinned_pages[namespace] if shortfall == "namespace_share" else self.pins.pages
             most = self.pins.most_of_one if shortfall == "namespace_share" else self.pins.most_of_all
             assert now == max(most, share)
         after = {pin.name: self.pins.tokens(pin) for pin in self.pins}
