@@ -26,7 +26,7 @@ from srt.http.openai_chat import chat_completions
 from srt.http.openai_completions import completions
 from srt.http.record import Recorder
 from srt.http.service import Service, program_version
-from srt.http.sessions import session, sessions, tell
+from srt.http.sessions import flush_session, session, sessions, tell
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -63,6 +63,7 @@ def create_app(front: Front) -> FastAPI:
         ("GET", "/cache/sessions", partial(sessions, service), "Sessions and what the cache has of them"),
         ("GET", "/cache/sessions/{session_id}", partial(session, service), "One session"),
         ("POST", "/cache/sessions/{session_id}", partial(tell, service), "Tell how a session goes on"),
+        ("POST", "/cache/sessions/{session_id}/flush", partial(flush_session, service), "Forget a session"),
         ("POST", "/flush_cache", admin.flush_cache, "Empty the prefix cache"),
         ("POST", "/abort_request", admin.abort_request, "End a request by its id"),
         ("POST", "/tokenize", admin.tokenize, "Token ids of a text or a conversation"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -85,6 +86,17 @@ def _node_fields(node: CacheNode, page_bytes: int) -> dict[str, Any]:
         "age_seconds": round(node.age_seconds, 3),
         "num_children": node.children,
         "children": [],
+    }
+
+
+def flushed(counts: Mapping[str, int], page_bytes: int) -> dict[str, Any]:
+    """What has been forgotten, for the client."""
+    return {
+        "flushed_pages": counts["pages"],
+        "flushed_bytes": counts["pages"] * page_bytes,
+        "kept_pages": counts["kept_pages"],
+        "unpinned": counts["pins"],
+        "message": "Requests that run hold the pages that were kept." if counts["kept_pages"] else None,
     }
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.http.auth import tenant_of
+from srt.http.cache import flushed
 from srt.http.connection import json_reply
 from srt.http.errors import ApiError, bad_request, quoted
 from srt.http.generation import Batch, Prompted, cache_namespace, faults_named, whole
@@ -94,16 +95,7 @@ async def flush(service: Service, request: Request) -> Response:
     if not reply.ok:
         message = f"There is nothing of a session {quoted(fields.session)}; GET /cache/sessions lists them."
         raise ApiError(404, message, param="session", code="session_not_found")
-    counts = reply.counts
-    return json_reply(
-        {
-            "flushed_pages": counts["pages"],
-            "flushed_bytes": counts["pages"] * service.front.kv_bytes_per_page,
-            "kept_pages": counts["kept_pages"],
-            "unpinned": counts["pins"],
-            "message": "Requests that run hold the pages that were kept." if counts["kept_pages"] else None,
-        }
-    )
+    return json_reply(flushed(reply.counts, service.front.kv_bytes_per_page))
 
 
 async def prewarm(service: Service, request: Request) -> Response:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.http.auth import tenant_of
-from srt.http.cache import number_of
+from srt.http.cache import flushed, number_of
 from srt.http.connection import json_reply
 from srt.http.errors import ApiError, bad_request, quoted
 from srt.http.generation import faults_named
@@ -77,10 +77,24 @@ async def tell(service: Service, request: Request) -> Response:
     return json_reply(_only(found.sessions, name))
 
 
+async def flush_session(service: Service, request: Request) -> Response:
+    """Forget a session, and what the cache has for it alone.  Raises ApiError 404 for one that is not known."""
+    name = request.path_params["session_id"]
+    with faults_named(lambda param: param):
+        reply = await service.front.change_cache("forget", tenant_of(request), session=name)
+    if not reply.ok:
+        raise _unknown(name)
+    return json_reply(flushed(reply.counts, service.front.kv_bytes_per_page))
+
+
+def _unknown(name: str) -> ApiError:
+    message = f"There is no session {quoted(name)}; one begins with a request that names it."
+    return ApiError(404, message, param="session_id", code="session_not_found")
+
+
 def _only(found: tuple[Session, ...], name: str) -> dict[str, Any]:
     if not found:
-        message = f"There is no session {quoted(name)}; one begins with a request that names it."
-        raise ApiError(404, message, param="session_id", code="session_not_found")
+        raise _unknown(name)
     return _fields(found[0])
 
 

@@ -72,6 +72,22 @@ def test_a_session_that_is_done_makes_room_first(clients: dict[str, httpx.Client
     assert left["old"] == left["kept"] == 301
 
 
+def test_a_session_can_be_forgotten_without_what_others_share(clients: dict[str, httpx.Client]) -> None:
+    alice = clients["alice"]
+    head = list(range(100, 164))
+    generate(alice, [*head, *[1] * 40], session="one")
+    generate(alice, [*head, *[2] * 40], session="other")
+    assert clients["bob"].post("/cache/sessions/one/flush").status_code == 404
+    told = alice.post("/cache/sessions/one/flush").json()
+    assert told["flushed_pages"] == 3
+    assert told["kept_pages"] == 0
+    assert alice.get("/cache/sessions/one").status_code == 404
+    assert alice.get("/cache/sessions/other").json()["cached_tokens"] == 105
+    assert alice.post("/cache/sessions/one/flush").json()["error"]["code"] == "session_not_found"
+    # The head is there for everybody who goes on from it.
+    assert generate(alice, [*head, *[1] * 40]) == 64
+
+
 def test_a_session_is_known_to_its_tenant_alone(clients: dict[str, httpx.Client]) -> None:
     generate(clients["alice"], [60] * 20, session="secret")
     for name in ("bob", "operator"):
