@@ -16,11 +16,14 @@ That, and not only the mathematics, makes a row's result independent of the batc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+
+from srt.plan import Int32Array
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -50,9 +53,43 @@ class DrawParams:
         )
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The id of the largest logit of each row of [n, vocab], the lowest id among equals: int64 [n]."""
-    return logits.argmax(dim=-1)
+class Chooser(Protocol):
+    """What picks tokens from float32 logits [n, vocab], which stay as they are: torch, or the native kernels."""
+
+    def broken(self, logits: torch.Tensor) -> list[int]:
+        """The rows that hold a number that is not finite."""
+        ...
+
+    def greedy(self, logits: torch.Tensor, rows: list[int]) -> Int32Array:
+        """The id of the largest logit of each of the `rows`, the lowest id among equals: int32 [rows]."""
+        ...
+
+    def draw(self, logits: torch.Tensor, rows: list[int], params: DrawParams) -> Int32Array:
+        """One id for each of the `rows`, int32 [rows].  All their logits are finite or -inf, not all -inf."""
+        ...
+
+
+class TorchChooser:
+    """Implements `Chooser`."""
+
+    def broken(self, logits: torch.Tensor) -> list[int]:
+        """See `Chooser.broken`."""
+        # A sum is cheap, and not finite whenever a term is not; the converse is checked where it matters.
+        suspects = (~logits.sum(dim=-1).isfinite()).nonzero().flatten().tolist()
+        return [row for row in suspects if not bool(logits[row].isfinite().all())]
+
+    def greedy(self, logits: torch.Tensor, rows: list[int]) -> Int32Array:
+        """See `Chooser.greedy`."""
+        return _rows(logits, rows).argmax(dim=-1).int().numpy()
+
+    def draw(self, logits: torch.Tensor, rows: list[int], params: DrawParams) -> Int32Array:
+        """See `Chooser.draw`."""
+        return draw(_rows(logits, rows), params).int().numpy()
+
+
+def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The given rows, ascending; no copy when it is all of them."""
+    return logits if len(rows) == len(logits) else logits.index_select(0, torch.tensor(rows))
 
 
 def draw(logits: torch.Tensor, params: DrawParams) -> torch.Tensor:

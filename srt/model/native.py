@@ -121,6 +121,9 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
         "sapwood_set_embedding": (None, (pointer, pointer)),
         "sapwood_forward": (number, (pointer, ctypes.POINTER(StepArrays))),
         "sapwood_project": (number, (pointer, pointer, number, pointer)),
+        "sapwood_finite": (None, (pointer, pointer, number, pointer)),
+        "sapwood_greedy": (None, (pointer, pointer, pointer, number, pointer)),
+        "sapwood_draw": (number, (pointer, pointer, pointer, number, pointer)),
         "sapwood_take_seconds": (None, (pointer, ctypes.POINTER(ctypes.c_double))),
         "sapwood_peaks": (None, (pointer, ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_double))),
         "sapwood_copy_rows": (None, (pointer, number, number, number, number, pointer, number)),
@@ -316,6 +319,12 @@ class NativeModel:
         if code:
             raise MemoryError("not enough memory for the logits' step")
         return logits
+
+    def call(self, name: str, *arguments: int) -> int | None:
+        """The library's function on this model, after whatever else it is doing; the arguments must be right."""
+        with self._lock:
+            code: int | None = getattr(self.kernels.library, name)(self._handle, *arguments)
+        return code
 
     def take_seconds(self) -> dict[str, float]:
         """Wall seconds spent in each phase of the steps since the last call."""

@@ -13,7 +13,7 @@ import torch
 
 from srt.messages import SamplingParams
 from srt.model.adjust import Adjustments, adjust, needs_adjustment
-from srt.model.draw import MIN_TEMPERATURE, DrawParams, draw, greedy
+from srt.model.draw import MIN_TEMPERATURE, Chooser, DrawParams, TorchChooser
 from srt.model.logprobs import token_logprobs
 from srt.model.uniform import uniforms
 from srt.plan import Int32Array, RowLogprobs, SlotOpen
@@ -47,8 +47,10 @@ class Sampled:
 class Sampler:
     """Samples for the request slots that are open."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, chooser: Chooser | None = None) -> None:
+        """`chooser`: what picks the tokens; torch unless it is given."""
         self._vocab_size = vocab_size
+        self._chooser = chooser or TorchChooser()
         self._slots: dict[int, SlotState] = {}
 
     def open(self, opening: SlotOpen) -> None:
@@ -87,12 +89,11 @@ class Sampler:
         result = Sampled(np.full(len(slots), -1, dtype=np.int32))
         self._find_errors(logits, states, result.errors)
         rows = [row for row in range(len(slots)) if row not in result.errors]
-        plain = [row for row in rows if states[row].is_greedy and states[row].adjustments is None]
-        if plain:
-            result.token_ids[plain] = greedy(_rows(logits, plain)).int().numpy()
-        special = [row for row in rows if not states[row].is_greedy or states[row].adjustments is not None]
-        if special:
-            self._sample_special(logits, states, positions, special, result)
+        plain = [row for row in rows if states[row].adjustments is None]
+        self._choose(logits, {row: row for row in plain}, states, positions, result)
+        adjusted = [row for row in rows if states[row].adjustments is not None]
+        if adjusted:
+            self._sample_adjusted(logits, states, positions, adjusted, result)
         self._add_logprobs(logits, states, result)
         return result
 
@@ -104,12 +105,26 @@ class Sampler:
 
     def _find_errors(self, logits: torch.Tensor, states: list[SlotState], errors: dict[int, str]) -> None:
         errors.update({row: state.error for row, state in enumerate(states) if state.error is not None})
-        # A sum is cheap, and not finite whenever a term is not; the converse is checked where it matters.
-        for row in (~logits.sum(dim=-1).isfinite()).nonzero().flatten().tolist():
-            if not bool(logits[row].isfinite().all()):
-                errors[row] = NOT_FINITE
+        errors.update(dict.fromkeys(self._chooser.broken(logits), NOT_FINITE))
 
-    def _sample_special(
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        at: dict[int, int],
+        states: list[SlotState],
+        positions: Int32Array,
+        result: Sampled,
+    ) -> None:
+        """Tokens for the rows `at` of the result out of the rows of `logits` that it gives for them, ascending."""
+        best = [row for row in at if states[row].is_greedy]
+        if best:
+            result.token_ids[best] = self._chooser.greedy(logits, [at[row] for row in best])
+        drawn = [row for row in at if not states[row].is_greedy]
+        if drawn:
+            params = self._draw_params([states[row] for row in drawn], positions[drawn])
+            result.token_ids[drawn] = self._chooser.draw(logits, [at[row] for row in drawn], params)
+
+    def _sample_adjusted(
         self,
         logits: torch.Tensor,
         states: list[SlotState],
@@ -117,27 +132,19 @@ class Sampler:
         rows: list[int],
         result: Sampled,
     ) -> None:
-        """Rows that need more than the largest logit: adjusted first, then greedy or drawn."""
-        adjusted = {i: state for i, row in enumerate(rows) if (state := states[row].adjustments) is not None}
-        work = _rows(logits, rows)
-        if adjusted:
-            work = work.clone() if work is logits else work
-            adjust(work, adjusted, {i: int(positions[rows[i]]) for i in adjusted})
-            for i in adjusted:
-                if not bool(work[i].amax().isfinite()):
-                    result.errors[rows[i]] = NOTHING_LEFT
-        usable = [i for i, row in enumerate(rows) if row not in result.errors]
-        best = [i for i in usable if states[rows[i]].is_greedy]
-        drawn = [i for i in usable if not states[rows[i]].is_greedy]
-        if best:
-            result.token_ids[[rows[i] for i in best]] = greedy(_rows(work, best)).int().numpy()
-        if drawn:
-            at = [rows[i] for i in drawn]
-            params = self._draw_params([states[row] for row in at], positions[at])
-            result.token_ids[at] = draw(_rows(work, drawn), params).int().numpy()
-        for i, state in adjusted.items():
-            if state.seen is not None and rows[i] not in result.errors:
-                state.seen.add(int(result.token_ids[rows[i]]))
+        """Rows whose logits are changed first."""
+        adjustments = {i: found for i, row in enumerate(rows) if (found := states[row].adjustments) is not None}
+        work = logits.index_select(0, torch.tensor(rows))
+        adjust(work, adjustments, {i: int(positions[row]) for i, row in enumerate(rows)})
+        for i, row in enumerate(rows):
+            if not bool(work[i].amax().isfinite()):
+                result.errors[row] = NOTHING_LEFT
+        usable = {row: i for i, row in enumerate(rows) if row not in result.errors}
+        self._choose(work, usable, states, positions, result)
+        for row, i in usable.items():
+            seen = adjustments[i].seen
+            if seen is not None:
+                seen.add(int(result.token_ids[row]))
 
     def _draw_params(self, states: list[SlotState], positions: Int32Array) -> DrawParams:
         settings = [state.sampling for state in states]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srt.model.draw import Chooser
 from srt.model.interface import ForwardBatch, LanguageModel
 from srt.model.logprobs import join, token_logprobs
 from srt.model.sampler import NOT_FINITE, Sampler
@@ -43,9 +44,10 @@ class LastTokens:
 class StepRunner:
     """Carries out plans: everything that a step does, on the calling thread."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, chooser: Chooser | None = None) -> None:
+        """`chooser`: what picks the tokens; torch unless it is given."""
         self._model = model
-        self._sampler = Sampler(model.config.vocab_size)
+        self._sampler = Sampler(model.config.vocab_size, chooser)
         self._last_tokens = LastTokens()
 
     @torch.inference_mode()

@@ -18,10 +18,12 @@ import torch
 from srt.child import Phases, StartError
 from srt.config import SchedulerConfig
 from srt.model.config import DTYPE_BYTES, KV_DTYPES, ModelConfig, UnsupportedModel, read_model_config
+from srt.model.draw import Chooser
 from srt.model.interface import LanguageModel
 from srt.model.kv_pool import TorchKVPool
 from srt.model.llama import TorchModel
 from srt.model.native import QUANTIZATIONS, Kernels, NativeModel, NativeUnavailable, load_kernels
+from srt.model.native_sampling import NativeChooser
 from srt.model.step import StepRunner
 from srt.model.weights import load_weights
 from srt.plan import PageMemory, Plan, StepResult
@@ -44,11 +46,18 @@ class ForwardWorker:
     """Implements `srt.plan.Executor` for a model that computes in this process.
 
     With `overlap` off, `launch` runs the step before it returns; results are the same.  `threads`: how many the
-    tensor library may use for one operation, None to leave that as it is.  `memory`: the pages that plans name.
+    tensor library may use for one operation, None to leave that as it is.  `chooser`: what picks the tokens, torch
+    unless it is given.  `memory`: the pages that plans name.
     """
 
-    def __init__(self, model: LanguageModel, overlap: bool = True, threads: int | None = None) -> None:
-        self._steps = StepRunner(model)
+    def __init__(
+        self,
+        model: LanguageModel,
+        overlap: bool = True,
+        threads: int | None = None,
+        chooser: Chooser | None = None,
+    ) -> None:
+        self._steps = StepRunner(model, chooser)
         self.memory: PageMemory = model.kv
         self._thread: ThreadPoolExecutor | None = None
         if overlap:
@@ -101,7 +110,9 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
     except UnsupportedModel as error:
         raise StartError(str(error)) from error
     # The kernels have threads of their own; torch's would only be in their way between two steps.
-    return ForwardWorker(model, config.overlap, config.threads if kernels is None else 1)
+    if isinstance(model, NativeModel):
+        return ForwardWorker(model, config.overlap, 1, NativeChooser(model))
+    return ForwardWorker(model, config.overlap, config.threads)
 
 
 def choose_kernels(

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from srt.model.draw import DrawParams
 from srt.model.kernels.build import build_library, host_variants
-from srt.model.native import Kernels, bind
+from srt.model.native import Kernels, NativeModel, bind
+from srt.model.native_sampling import NativeChooser
 from tests.model.native_kernels import FORMATS, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
@@ -40,7 +43,26 @@ def exercise(folder: Path, kernels: Kernels, page_size: int) -> None:
         assert all(bool(part.isfinite().all()) for part in logits)
     batch = driver.batch([(Sequence(ids(13, 2)), 13)])
     model.project(model.forward_hidden(batch, np.array([12, 0], np.int32)))
+    choose(model)
     model.kv.write_page(0, model.kv.read_page(model.kv.num_pages - 1))
+
+
+def choose(model: NativeModel) -> None:
+    """Every filter, on rows that are random, all alike, and broken."""
+    chooser = NativeChooser(model)
+    logits = torch.randn(7, model.config.vocab_size, generator=torch.Generator().manual_seed(1)) * 4
+    logits[2] = 1.5
+    logits[3] = float("-inf")
+    logits[3, -1] = 0.0
+    logits[5, -1] = float("nan")
+    rows = [0, 1, 2, 3, 6]
+    assert chooser.broken(logits) == [3, 5]
+    assert chooser.greedy(logits, rows).tolist()[2:4] == [0, 268]
+    for top_k, top_p, min_p in ((999, 1.0, 0.0), (5, 1.0, 0.0), (999, 0.5, 0.0), (40, 0.9, 0.2), (1, 1e-9, 1.0)):
+        count = len(rows)
+        uniform = torch.tensor([2.0**-49, 0.5, 1.0 - 2.0**-49, 0.3, 0.9], dtype=torch.float64)
+        params = DrawParams(torch.full((count,), 0.8), [top_k] * count, [top_p] * count, [min_p] * count, uniform)
+        assert chooser.draw(logits, rows, params)[3] == 268
 
 
 def main(folder: Path, number_format: str) -> None:

@@ -27,6 +27,7 @@ from srt.model.draw import SORTED_AT_ONCE, DrawParams, draw, remaining_probabili
 from srt.model.sampler import NOT_FINITE, NOTHING_LEFT, Sampled, Sampler
 from srt.model.uniform import uniforms
 from srt.plan import SlotOpen
+from tests.model.sampling_settings import settings_of_all_kinds
 
 VOCAB = 269
 
@@ -260,21 +261,6 @@ def test_what_can_only_be_greedy_is_greedy(sampling: SamplingParams) -> None:
     sampler = Sampler(VOCAB)
     sampler.open(opening(0, sampling))
     assert sampler.sample(logits, [0], ids([3])).token_ids.tolist() == [int(logits.argmax())]
-
-
-def settings_of_all_kinds(rng: random.Random, vocab: int) -> SamplingParams:
-    """Settings in which any of the features may be on."""
-    return SamplingParams(
-        temperature=rng.choice([0.0, 0.0, 0.4, 1.0, 2.5]),
-        top_p=rng.choice([1.0, 1.0, 0.95, 0.4]),
-        top_k=rng.choice([-1, -1, 1, 20, 700, 10**6]),
-        min_p=rng.choice([0.0, 0.0, 0.1]),
-        repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
-        frequency_penalty=rng.choice([0.0, 0.0, 0.7]),
-        presence_penalty=rng.choice([0.0, 0.0, -0.4]),
-        logit_bias=rng.choice([{}, {}, {3: 2.0, vocab - 1: -5.0}]),
-        min_new_tokens=rng.choice([0, 2]),
-    )
 
 
 def run_steps(

@@ -6,8 +6,11 @@ that positions and slots are those that the page tables give.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from srt.model.interface import ForwardBatch
 from srt.plan import Int32Array
@@ -36,6 +39,16 @@ def check_tokens(name: str, tokens: Int32Array, count: int) -> None:
     """Raises ValueError unless `tokens` are indices into `count` tokens."""
     _check_array(name, tokens)
     _check_range(name, tokens, 0, count)
+
+
+def check_logits(logits: torch.Tensor, rows: Sequence[int], vocab_size: int) -> None:
+    """Raises ValueError unless `logits` is contiguous float32 [n, vocab_size] and `rows` are rows of it."""
+    if logits.dtype != torch.float32 or logits.shape[1:] != (vocab_size,) or not logits.is_contiguous():
+        raise ValueError(
+            f"logits is {logits.dtype} {list(logits.shape)}, expected contiguous float32 [n, {vocab_size}]"
+        )
+    if rows and not 0 <= min(rows) <= max(rows) < len(logits):
+        raise ValueError(f"rows has an entry outside 0 to {len(logits) - 1}")
 
 
 def check_copies(copies: Int32Array, *, num_pages: int, page_size: int) -> None:

@@ -49,6 +49,23 @@ int32_t sapwood_project(void *model, const void *hidden, int32_t rows, float *ou
     }
 }
 
+void sapwood_finite(void *model, const float *logits, int32_t rows, uint8_t *out) {
+    static_cast<Model *>(model)->finite(logits, rows, out);
+}
+
+void sapwood_greedy(void *model, const float *logits, const int32_t *rows, int32_t count, int32_t *out) {
+    static_cast<Model *>(model)->greedy(logits, rows, count, out);
+}
+
+int32_t sapwood_draw(void *model, const float *logits, const DrawRow *rows, int32_t count, int32_t *out) {
+    try {
+        static_cast<Model *>(model)->draw(logits, rows, count, out);
+        return 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
 void sapwood_take_seconds(void *model, double *seconds) { static_cast<Model *>(model)->take_seconds(seconds); }
 
 void sapwood_peaks(void *model, double *operations, double *bytes) {

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "measure.h"
+#include "sampling.h"
 #include "weights.h"
 
 namespace sapwood {
@@ -91,9 +92,26 @@ class ModelOf {
         head(ready(words, hidden_, rows), rows, out);
     }
 
+    // Of `logits` [rows][vocab]: whether each row is finite throughout.
+    void finite(const float *logits, int rows, uint8_t *out) {
+        pool_.each(rows, [&](int r, int) { out[r] = all_finite(logits + size_t(r) * s_.vocab, s_.vocab); });
+    }
+
+    // The first greatest of each row that is named.
+    void greedy(const float *logits, const int32_t *rows, int count, int32_t *out) {
+        pool_.each(count, [&](int i, int) { out[i] = first_greatest(logits + size_t(rows[i]) * s_.vocab, s_.vocab); });
+    }
+
+    void draw(const float *logits, const DrawRow *rows, int count, int32_t *out) {
+        pool_.each(count, [&](int i, int worker) {
+            out[i] = scratch_[worker].drawer.draw(logits + size_t(rows[i].row) * s_.vocab, s_.vocab, rows[i]);
+        });
+    }
+
   private:
     struct Scratch {
         AttentionScratch attention;
+        Drawer drawer;
         std::vector<float> product;
         std::vector<typename KV::elem> head;
     };
