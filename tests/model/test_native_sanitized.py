@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from srt.model.kernels.build import SOURCE_FOLDER, build_library, find_compiler, host_variants
 from srt.model.native import native_available
@@ -25,7 +26,8 @@ def preload(compiler: str) -> str:
     return " ".join(path.strip() for path in found)
 
 
-def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path, number_format: str) -> None:
     compiler = find_compiler()
     if compiler is None:
         assert not native_available()
@@ -42,17 +44,11 @@ def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path)
     }
 
     # Compiled before, since the compiler would run with the sanitizers in it too.
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda formats: build_library(host_variants()[0], *formats, sanitize=True), FORMATS.values()))
-
-    def run(number_format: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.model.sanitized_run", str(tmp_path), number_format]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, FORMATS):
-            assert done.returncode == 0, done.stderr[-4000:]
-            assert done.stdout.strip() == "clean"
+    build_library(host_variants()[0], *FORMATS[number_format], sanitize=True)
+    command = [sys.executable, "-m", "tests.model.sanitized_run", str(tmp_path), number_format]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == "clean"
 
 
 def test_the_thread_pool_does_every_unit_once_however_often_workers_come_late(tmp_path: Path) -> None:
