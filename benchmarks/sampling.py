@@ -61,7 +61,8 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = resolve_model(arguments.model)
     config = read_model_config(folder)
-    choosers = {"torch": TorchChooser(), "native": NativeChooser(NativeModel(config, folder, torch.bfloat16, 1, 16, 1))}
+    native = NativeChooser(NativeModel(config, folder, torch.bfloat16, 1, 16, 1))
+    choosers: dict[str, Chooser] = {"torch": TorchChooser(), "native": native}
     print(f"vocabulary of {config.vocab_size}; ms of processor time for a step")
     for name, sampling in SETTINGS.items():
         for rows in arguments.rows:
