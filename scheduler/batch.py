@@ -132,7 +132,7 @@ def next_plan(step: int, last: Plan, decoding: list[Request]) -> Plan:
 
 def _tables(requests: list[Request], num_pages: Int32Array) -> tuple[Int32Array, Int32Array]:
     """`kv_indptr` and `kv_indices` of the first so many pages of each."""
-    firsts = [request.table.first(count) for request, count in zip(requests, num_pages.tolist(), strict=True)]
+    firsts = [request.table.buffer[:count] for request, count in zip(requests, num_pages.tolist(), strict=True)]
     return _indptr(num_pages), np.concatenate(firsts)
 
 

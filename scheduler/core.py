@@ -18,11 +18,12 @@ from typing import Literal
 
 from radix import PagePool, Pins, RadixTree
 from scheduler.batch import Batch, Planner, Row, next_row
+from scheduler.door import Door
 from scheduler.early_aborts import EarlyAborts
 from scheduler.events import Event, Outgoing, add_prompt_logprobs, token_logprob
 from scheduler.growth import GrowthEstimate
 from scheduler.holdings import Copy, Holdings
-from scheduler.limits import Deadlines, Limits, does_not_fit, queue_is_full, tenant_is_over
+from scheduler.limits import Limits
 from scheduler.misses import Misses
 from scheduler.pace import Pace
 from scheduler.policy import Policy
@@ -89,7 +90,7 @@ class Scheduler:
             preemption,
             self._fail,
         )
-        self._deadlines = Deadlines()
+        self._door = Door(limits, self._waiting)
         self._early_aborts = EarlyAborts()
         self._planner = Planner(pool.page_size)
         self._next_step = 0
@@ -155,10 +156,13 @@ class Scheduler:
         self._arrivals += 1
         prompt_tokens = len(message.prompt_ids) // 4
         room = min(self.limits.context_length, self.holdings.pool.num_pages * self.holdings.page_size + 1)
-        rejection = self._why_not(message, prompt_tokens, room)
-        if rejection is not None:
-            self._outgoing.rejected(rejection)
-            return
+        refusal = self._door.refusal(message, room, known=message.rid in self._requests)
+        if refusal is not None:
+            gives_way, rejected = refusal
+            if gives_way is None:
+                self._outgoing.rejected(rejected)
+                return
+            self._refuse(gives_way, rejected)
         # The last sampled token needs no slot in the pool, hence the one more above.
         most = room - prompt_tokens
         wanted = message.sampling.max_new_tokens
@@ -169,30 +173,9 @@ class Scheduler:
         self._requests[message.rid] = request
         self._waiting.add(request)
         self.sessions.began(request, now)
-        if message.timeout is not None:
-            self._deadlines.add(now + message.timeout, request)
+        self._door.entered(request, now)
         if self._early_aborts.take(message.rid):
             self._abort(message.rid)
-
-    def _why_not(self, message: Generate, prompt_tokens: int, room: int) -> Rejected | None:
-        if message.rid in self._requests:
-            text = f"request id {message.rid} is already in use"
-            return Rejected((message.rid,), 400, text, "rid", "duplicate_request_id")
-        return (
-            does_not_fit(message.rid, prompt_tokens, room, self.limits)
-            or tenant_is_over(message, self._waiting.count(message.tenant), self.limits)
-            or self._make_room_in_queue(message)
-        )
-
-    def _make_room_in_queue(self, message: Generate) -> Rejected | None:
-        """Refuse the request, or another one of less priority in its stead, when the queue is full."""
-        least = self._waiting.least()
-        rejected = queue_is_full(message, len(self._waiting), least, self.limits)
-        if rejected is None or rejected.rids[0] == message.rid:
-            return rejected
-        assert least is not None
-        self._refuse(least, rejected)
-        return None
 
     def _refuse(self, request: Request, rejected: Rejected) -> None:
         """End a request that has never been admitted; nobody has heard of it yet."""
@@ -201,18 +184,11 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         """End those whose time is up, and refuse those that have waited too long for their first admission."""
-        for request in self._deadlines.passed(now):
-            text = f"the timeout of {request.message.timeout:g} s has passed"
-            if request.first_cached is None:
-                self._refuse(request, Rejected((request.rid,), 504, f"{text}; it was still waiting", None, "timeout"))
+        for request, word in self._door.expired(now):
+            if isinstance(word, Rejected):
+                self._refuse(request, word)
             else:
-                self._end(request, Status.CANCELLED, Finish("abort", message=text), request.computed)
-        timeout = self.limits.queue_timeout
-        if timeout is None:
-            return
-        for request in self._waiting.arrived_before(now - timeout):
-            text = f"no room for {now - request.arrival:.1f} s, and the queue timeout is {timeout:g} s; try later"
-            self._refuse(request, Rejected((request.rid,), 503, text, None, "queue_timeout"))
+                self._end(request, Status.CANCELLED, word, request.computed)
 
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
@@ -339,19 +315,26 @@ class Scheduler:
     def _commit_decoding(self, requests: list[Request], tokens: list[int], result: StepResult) -> int:
         """One more token for each of `requests`; returns how many got it.  `tokens`: theirs, and maybe more."""
         special = {*result.errors, *result.logprobs}
+        decoding, tell = Status.DECODING, self._outgoing.token
         computed = 0
         for index, (request, token) in enumerate(zip(requests, tokens, strict=False)):
             # The others have ended since.
-            if request.status is not Status.DECODING:
+            if request.status is not decoding:
                 continue
-            if index in special:
+            if special and index in special:
                 if index in result.errors:
                     self._fail(request, result.errors[index])
                     continue
                 request.unsent_logprobs.append(token_logprob(token, result.logprobs[index], 0))
-            request.computed += 1
             computed += 1
-            self._add_token(request, token)
+            request.computed += 1
+            # This is `_add_token`, written out: it is done for nearly every row of every step.
+            request.promised -= 1
+            request.tokens.append(token)
+            if token in request.stop_ids or len(request.tokens) >= request.end_at:
+                self._finish(request, token)
+            else:
+                tell(request, token)
         self.totals.output_tokens += computed
         if self.policy.charges_outputs:
             for request in requests:
@@ -399,9 +382,13 @@ class Scheduler:
     def _add_token(self, request: Request, token: int) -> None:
         request.promised -= 1
         request.tokens.append(token)
-        if token not in request.stop_ids and len(request.tokens) < request.end_at:
+        if token in request.stop_ids or len(request.tokens) >= request.end_at:
+            self._finish(request, token)
+        else:
             self._outgoing.token(request, token)
-            return
+
+    def _finish(self, request: Request, token: int) -> None:
+        """`token`, which the request has already, is its last."""
         finish = Finish("stop", matched=token) if token in request.stop_ids else Finish("length")
         request.unsent.append(token)
         self.growth.finished(request.num_outputs)

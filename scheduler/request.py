@@ -60,35 +60,32 @@ class IllegalTransition(Exception):
 class PageTable:
     """A request's ordered page ids in one growing int32 array, so that a plan takes them without a copy per page."""
 
-    __slots__ = ("_pages", "num_pages")
+    __slots__ = ("buffer", "num_pages")
 
     def __init__(self) -> None:
-        self._pages: Int32Array = np.empty(16, dtype=np.int32)
+        # The first `num_pages` entries count.  A plan cuts what it needs right out of it.
+        self.buffer: Int32Array = np.empty(16, dtype=np.int32)
         self.num_pages = 0
 
     @property
     def pages(self) -> Int32Array:
         """int32 [num_pages], a view: valid until the table grows."""
-        return self._pages[: self.num_pages]
-
-    def first(self, count: int) -> Int32Array:
-        """The first `count` pages, at most those that are there: int32 [count], a view as `pages` is."""
-        return self._pages[:count]
+        return self.buffer[: self.num_pages]
 
     def extend(self, pages: Sequence[int]) -> None:
         """Append page ids."""
         end = self.num_pages + len(pages)
-        if end > len(self._pages):
-            grown = np.empty(max(end, 2 * len(self._pages)), dtype=np.int32)
+        if end > len(self.buffer):
+            grown = np.empty(max(end, 2 * len(self.buffer)), dtype=np.int32)
             grown[: self.num_pages] = self.pages
-            self._pages = grown
-        self._pages[self.num_pages : end] = pages
+            self.buffer = grown
+        self.buffer[self.num_pages : end] = pages
         self.num_pages = end
 
     def repoint(self, index: int, page: int) -> int:
         """Put another page at `index` and return the one that was there."""
-        old = int(self._pages[index])
-        self._pages[index] = page
+        old = int(self.buffer[index])
+        self.buffer[index] = page
         return old
 
     def take_all(self) -> list[int]:

@@ -130,10 +130,9 @@ class Running:
         decoding, others = self._wanting()
         del decoding[self._limits.max_step_tokens :]
         stuck: list[Request] = []
-        for request in decoding:
-            # Most have room in their last page.
-            end = request.planned + 1
-            if end > request.table.num_pages * page_size and not self._grows(request, end, in_flight):
+        # Most have room in their last page.
+        for request in [r for r in decoding if r.planned >= r.table.num_pages * page_size]:
+            if not self._grows(request, request.planned + 1, in_flight):
                 if in_flight:
                     return None
                 stuck.append(request)
@@ -181,12 +180,13 @@ class Running:
         """Running requests that decode, and the others with the tokens that they could compute."""
         decoding: list[Request] = []
         others: list[tuple[Request, int]] = []
+        decodes = Status.DECODING
         for request in self._requests:
             # This is `request.to_plan`, written out: it is asked of every request in every step.
             known = len(request.tokens) + request.promised
             if request.promised and known >= request.end_at:
                 continue
-            if request.status is Status.DECODING:
+            if request.status is decodes:
                 decoding.append(request)
             elif known > request.planned:
                 others.append((request, known - request.planned))

@@ -212,7 +212,8 @@ class WaitingQueue:
                 if common < SHARE_TOKENS:
                     continue
             if matched is None:
-                matched = self._holdings.match_length(request)
+                exact = self._policy.uses_matches and not self._stale
+                matched = request.hint_tokens if exact else self._holdings.match_length(request)
             needed = max(matched + 1, SHARE_TOKENS)
             reach = min(common, will_publish)
             last = slice(4 * (needed - 1), 4 * needed)
