@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from srt.answer import Ask, Prompt, RequestFailed
+from srt.cache_marks import marked_places
 from srt.messages import ChatPrompt, IdsPrompt, PinWish, TextPrompt, pack_ids
 from srt.namespaces import namespace_of
 from srt.native_reply import NativeLogprobs
@@ -152,11 +153,19 @@ def _ask(prompt: Prompt, settings: Settings, options: Options, namespace: str) -
         ttft_target=options.ttft_target,
         tpot_target=options.tpot_target,
         timeout=options.timeout,
-        pins=options.pins(),
+        pins=(*_marked(prompt), *options.pins()),
         no_store=options.no_store,
         logprobs=options.top_logprobs_num if options.return_logprob else None,
         prompt_logprobs_from=options.logprob_start_len if wants_prompt else None,
     )
+
+
+def _marked(prompt: Prompt) -> tuple[PinWish, ...]:
+    """What `cache_control` marks of a chat ask for."""
+    if not isinstance(prompt, ChatPrompt) or b'"cache_control"' not in prompt.messages_json:
+        return ()
+    messages = msgspec.json.decode(prompt.messages_json)
+    return marked_places([message for message in messages if isinstance(message, dict)])
 
 
 def _logprobs(options: Options) -> NativeLogprobs | None:

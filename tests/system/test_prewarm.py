@@ -11,6 +11,7 @@ import pytest
 
 from sapwood import Engine
 from sapwood.prewarm import read_prewarm
+from srt.answer import RequestFailed
 from srt.child import StartError
 from tests.system.served import serving
 
@@ -55,6 +56,13 @@ def test_an_engine_is_warm_when_it_is_there(tiny_model: Path, tmp_path: Path) ->
         assert stats.pins == 1
         again = engine.generate(HEAD, {"max_new_tokens": 1}, pin={"tokens": 16}, cache_salt="s")["meta_info"]
         assert again["cache_report"]["pins"][0]["pinned_tokens"] == 16
+        marked = {**SYSTEM, "cache_control": {"type": "ephemeral"}}
+        chat = engine.chat([marked, {"role": "user", "content": "Which?"}], {"max_new_tokens": 1})["meta_info"]
+        (pin,) = chat["cache_report"]["pins"]
+        assert (pin["message"], pin["ttl_seconds"]) == ("messages[0]", 300)
+        assert 0 < pin["pinned_tokens"] <= pin["asked_tokens"]
+        with pytest.raises(RequestFailed, match="must be"):
+            engine.chat([{**SYSTEM, "cache_control": {"type": "forever"}}], {"max_new_tokens": 1})
         once = engine.generate("Once and never again.", {"max_new_tokens": 1}, no_store=True, cache_salt="once")
         assert once["meta_info"]["cached_tokens"] == 0
 
