@@ -66,7 +66,7 @@ STEP_ARRAYS = ("token_ids", "positions", "out_slots", "qo_indptr", "kv_indptr", 
 
 
 class StepArrays(ctypes.Structure):
-    """`struct StepArrays` of kernels/attention.h."""
+    """`struct StepArrays` of kernels/attention_plan.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "wanted_count", "share_prefixes", "want_logits")),
