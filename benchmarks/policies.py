@@ -35,6 +35,7 @@ from scheduler.policy import (
     LPM_TOKENS_PER_SECOND,
     POLICIES,
     PREFILL_TOKENS_PER_SECOND,
+    SLACK_SECONDS,
 )
 
 TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "traces"
@@ -128,7 +129,7 @@ def bound_seconds(policy: str) -> float | None:
         "fcfs": 0.0,
         "priority": 0.0,
         "lpm": context / LPM_TOKENS_PER_SECOND,
-        "deadline": context / PREFILL_TOKENS_PER_SECOND,
+        "deadline": context / PREFILL_TOKENS_PER_SECOND + SLACK_SECONDS,
         "dfs-weight": DEPTH_FIRST_PATIENCE_SECONDS,
     }.get(policy)
 

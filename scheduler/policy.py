@@ -6,9 +6,11 @@ lpm         rank = 256 * arrival - matched tokens - 4,096 * priority, in tokens.
 fcfs        rank = arrival - 16 * priority, in seconds.  Nobody of equal priority gets ahead.
 priority    rank = arrival - 60 * priority, in seconds.  A request of priority p is overtaken by one of priority q only
             if that one came less than 60 * (q - p) seconds later.
-deadline    rank = arrival + target - expected prefill time, in seconds: least slack to the target for the first
-            token.  Whoever names no target has one of 10 s, so nobody of the same kind who comes more than a prefill
-            later gets ahead.
+deadline    rank = arrival + target - prefill time of the whole prompt, in seconds: least slack to the target for the
+            first token.  What is cached is not taken off, since it may be gone by then, and since who has much cached
+            would come later for it.  Requests whose slack lies in the same half second are alike: of them the longest
+            match goes first.  Whoever names no target has one of 10 s, so nobody of the same kind who comes more than a
+            prefill and half a second later gets ahead.
 dfs-weight  the waiting requests as a trie, depth first, heaviest branch first: what shares a prefix goes together.  A
             request that has waited for 10 s goes before all that have not, in order of arrival.
 fair        the tenant that has been served least goes next (virtual token counters of "Fairness in Serving Large
@@ -45,6 +47,8 @@ DEFAULT_TARGET_SECONDS = 10.0
 PREFILL_TOKENS_PER_SECOND = 1000.0
 DEPTH_FIRST_PATIENCE_SECONDS = 10.0
 DEPTH_FIRST_REBUILD_SECONDS = 0.1
+# Slacks that differ by less are alike.
+SLACK_SECONDS = 0.5
 FAIR_COST_OF_OUTPUT = 2.0
 FIRST_LOOK = 32
 
@@ -108,18 +112,26 @@ def priority_rank(request: Request) -> float:
 def deadline_rank(request: Request) -> float:
     """See the head of the file."""
     target = request.message.ttft_target
-    prefill = (request.known - request.hint_tokens) / PREFILL_TOKENS_PER_SECOND
-    return request.arrival + (DEFAULT_TARGET_SECONDS if target is None else target) - prefill
+    prefill = request.known / PREFILL_TOKENS_PER_SECOND
+    slack = request.arrival + (DEFAULT_TARGET_SECONDS if target is None else target) - prefill
+    return SLACK_SECONDS * (slack // SLACK_SECONDS) - SLACK_SECONDS * request.hint_tokens / (request.known + 1)
 
 
 class Ranked:
     """Order by a rank that depends on the request and its match alone."""
 
     def __init__(
-        self, name: str, rank: Callable[[Request], float], uses_matches: bool, tokens_per_second: float = math.inf
+        self,
+        name: str,
+        rank: Callable[[Request], float],
+        uses_matches: bool,
+        tokens_per_second: float = math.inf,
+        seconds: float = 0.0,
     ) -> None:
-        """`tokens_per_second`: how many matched tokens weigh as much in the rank as a second of waiting."""
+        """`tokens_per_second`: how many tokens weigh as much in the rank as a second of waiting; `seconds`: what else
+        may weigh."""
         self.name = name
+        self._seconds = seconds
         self._tokens_per_second = tokens_per_second
         self.uses_matches = uses_matches
         self.charges_outputs = False
@@ -155,8 +167,8 @@ class Ranked:
         """Makes no difference."""
 
     def overtake_seconds(self, context_length: int) -> float:
-        """What the longest match is worth."""
-        return context_length / self._tokens_per_second
+        """What the longest prompt or match is worth."""
+        return context_length / self._tokens_per_second + self._seconds
 
     def check(self) -> None:
         """Every rank is what it would be now."""
@@ -277,7 +289,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "lpm": lambda: Ranked("lpm", lpm_rank, True, LPM_TOKENS_PER_SECOND),
     "fcfs": lambda: Ranked("fcfs", fcfs_rank, False),
     "priority": lambda: Ranked("priority", priority_rank, False),
-    "deadline": lambda: Ranked("deadline", deadline_rank, True, PREFILL_TOKENS_PER_SECOND),
+    "deadline": lambda: Ranked("deadline", deadline_rank, True, PREFILL_TOKENS_PER_SECOND, SLACK_SECONDS),
     "dfs-weight": DepthFirst,
     "fair": Fair,
 }

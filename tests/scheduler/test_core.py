@@ -400,9 +400,25 @@ def test_deadline_serves_the_least_slack_first() -> None:
     bench.send("relaxed", prompt_of(8, 200), 2, ttft_target=5.0)
     bench.send("default", prompt_of(8, 300), 2)
     bench.send("tight", prompt_of(8, 400), 2, ttft_target=0.2)
-    bench.send("tight and long", prompt_of(150, 1000), 2, ttft_target=0.2)
+    bench.send("tight and long", prompt_of(350, 1000), 2, ttft_target=0.2)
     bench.run()
     assert list(bench.streams) == ["running", "tight and long", "tight", "relaxed", "default"]
+
+
+def test_deadline_lets_the_longest_match_go_first_among_those_whose_slack_is_alike() -> None:
+    bench = Bench(policy="deadline", rows=1, pages=400, context=400)
+    head = prompt_of(200, 5000)
+    bench.send("warm-up", head, 1)
+    bench.run()
+    bench.now = 10.0
+    bench.send("running", prompt_of(8), 2)
+    bench.step()
+    bench.send("cold", prompt_of(200, 1000), 2, ttft_target=3.0)
+    bench.send("warm", [*head[:100], *prompt_of(100, 2000)], 2, ttft_target=3.0)
+    bench.send("hot", [*head, 1], 2, ttft_target=3.0)
+    bench.send("urgent", prompt_of(200, 3000), 2, ttft_target=1.0)
+    bench.run()
+    assert list(bench.streams) == ["warm-up", "running", "urgent", "hot", "warm", "cold"]
 
 
 def test_dfs_weight_walks_the_heaviest_branch_first_and_keeps_prefixes_together() -> None:
@@ -711,7 +727,7 @@ def test_a_timeout_ends_a_request_in_every_state_with_what_it_has() -> None:
 
 def test_every_policy_states_by_how_much_a_request_may_be_overtaken() -> None:
     bounds = {name: make().overtake_seconds(8192) for name, make in POLICIES.items()}
-    assert bounds == {"lpm": 32.0, "fcfs": 0.0, "priority": 0.0, "deadline": 8.192, "dfs-weight": 10.0, "fair": 32.0}
+    assert bounds == {"lpm": 32.0, "fcfs": 0.0, "priority": 0.0, "deadline": 8.692, "dfs-weight": 10.0, "fair": 32.0}
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority", "deadline", "fair"])
