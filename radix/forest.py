@@ -97,7 +97,7 @@ class Forest:
             at.locks -= 1
             if not at.locks:
                 self.locked_pages -= len(at.pages)
-                if at.ends:
+                if not at.children and at.branches is None:
                     self._childless(at)
             at = above
 

@@ -20,7 +20,10 @@ from radix.node import TOKEN_BYTES, common_tokens
 
 
 class PublicHeads:
-    """The declared heads.  `namespace`: the name that nobody else may have under which their pages are."""
+    """The declared heads.  `namespace`: the name that nobody else may have under which their pages are.
+
+    `any`: whether there are any.
+    """
 
     def __init__(self, namespace: str = "", heads: Iterable[bytes] = (), page_size: int = 1) -> None:
         """`heads`: packed int32 token ids; of each, the whole pages count."""
@@ -33,6 +36,7 @@ class PublicHeads:
         for head in dict.fromkeys(whole):
             if head:
                 self._by_first.setdefault(head[:TOKEN_BYTES], []).append(head)
+        self.any = bool(self._by_first)
 
     def pages(self, tokens: bytes) -> int:
         """How many of the first pages of `tokens` (packed) are those of a head."""

@@ -103,7 +103,7 @@ class RadixTree:
 
     def _walk(self, namespace: str, tokens: bytes) -> Stop | None:
         """Where a run of a namespace stops to be known; None when nothing of the namespace is there."""
-        public = self._heads.pages(tokens)
+        public = self._heads.pages(tokens) if self._heads.any else 0
         if public:
             root = self._forest.roots.get(self._heads.namespace)
             return walk_public(root, namespace, tokens, self._page_size, public)
@@ -155,7 +155,8 @@ class RadixTree:
         if not lock.held:
             raise StaleLock("this lock has been given back already")
         lock.held = False
-        self._leave_head(lock)
+        if self._guests:
+            self._leave_head(lock)
         self._forest.unlock_path(lock.node)
 
     def _leave_head(self, lock: Lock) -> None:
@@ -209,7 +210,7 @@ class RadixTree:
             raise StaleLock("this lock has been given back already, or is another namespace's")
         if not pages:
             return Insert(array("q"), 0, lock)
-        public = self._heads.pages(tokens)
+        public = self._heads.pages(tokens) if self._heads.any else 0
         if public:
             stop, have = self._into_head(namespace, tokens, pages, lock, public)
         else:
@@ -326,7 +327,8 @@ class RadixTree:
         """Give a receipt back for one on the path to `end`, which is locked before anything is unlocked."""
         old = lock.node
         lock.held = False
-        self._leave_head(lock)
+        if self._guests:
+            self._leave_head(lock)
         if end.namespace != lock.namespace:
             self._guests[lock.namespace] += 1
         at = end
