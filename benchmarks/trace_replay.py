@@ -87,13 +87,14 @@ def print_trace(trace: BlockTrace, capacities: list[int], policies: list[str]) -
     uses = next_uses(trace)
     runs = [(policy, False) for policy in policies]
     if any(request.session is not None for request in trace.requests):
-        runs += [(policy, True) for policy in policies if policy not in ("lru", "lfu")]
+        runs += [(policy, True) for policy in policies if policy != "lfu"]
     infinite = infinite_hits(trace) / trace.tokens
     print(f"\n{trace.name}: {len(trace.requests):,} requests, {trace.tokens / 1e6:.1f}M tokens, in blocks of ", end="")
     print(f"{trace.block_size}; {trace.unique_blocks:,} different blocks; infinite {infinite:.4f}")
     print(f"{'blocks':>8} {'optimum':>8}", end="")
     for policy, hints in runs:
-        print(f" {policy + (' + hints' if hints else ''):>16} {'closed' if policy != 'lru' else '':>7}", end="")
+        compared = hints or policy != "lru"
+        print(f" {policy + (' + hints' if hints else ''):>16} {'closed' if compared else '':>7}", end="")
     print(" seconds")
     for capacity in capacities:
         begin = time.perf_counter()
@@ -101,8 +102,9 @@ def print_trace(trace: BlockTrace, capacities: list[int], policies: list[str]) -
         base = replay(trace, capacity, "lru")
         print(f"{capacity:8,} {best:8.4f}", end="")
         for policy, hints in runs:
-            rate = base if policy == "lru" else replay(trace, capacity, policy, hints)
-            closed = f"{(rate - base) / (best - base):7.0%}" if policy != "lru" and best > base else " " * 7
+            compared = hints or policy != "lru"
+            rate = replay(trace, capacity, policy, hints) if compared else base
+            closed = f"{(rate - base) / (best - base):7.0%}" if compared and best > base else " " * 7
             print(f" {rate:16.4f} {closed}", end="", flush=True)
         print(f" {time.perf_counter() - begin:7.1f}", flush=True)
 

@@ -6,7 +6,8 @@ from array import array
 
 import pytest
 
-from radix import LFU, PagePool, RadixTree, policy_by_name
+from radix import LFU, Hint, PagePool, RadixTree, policy_by_name
+from radix.eviction import WAITING_HEAD_START
 from tests.radix.trees import SIZES, fresh_tree, matched, matched_quietly, packed, put, settle
 
 
@@ -135,3 +136,27 @@ def test_a_lock_that_splits_a_node_gives_it_a_use_of_its_own() -> None:
     tree.check()
     tree.evict(2)
     assert matched_quietly(tree, run) == 8, "the other run was used before the lock"
+
+
+def test_lru_lets_go_first_of_what_is_done_and_later_of_what_waits() -> None:
+    pool, tree = fresh_tree(100, 4)
+    for run in range(5):
+        put(pool, tree, [run] * 8)
+    assert tree.hint("", packed([0] * 8), Hint.WAITING)
+    assert tree.hint("", packed([3] * 8), Hint.DONE)
+    for gone in (3, 1, 2, 4, 0):
+        assert matched_quietly(tree, [gone] * 8) == 8
+        tree.evict(2)
+        assert matched_quietly(tree, [gone] * 8) == 0
+        tree.check()
+
+
+def test_lru_does_not_wait_for_ever_for_a_conversation_that_waits() -> None:
+    pool, tree = fresh_tree(100, 4)
+    put(pool, tree, [1] * 8)
+    put(pool, tree, [2] * 8)
+    assert tree.hint("", packed([1] * 8), Hint.WAITING)
+    for _ in range(WAITING_HEAD_START + 1):
+        matched(tree, [2] * 8)
+    tree.evict(2)
+    assert (matched_quietly(tree, [1] * 8), matched_quietly(tree, [2] * 8)) == (0, 8)
