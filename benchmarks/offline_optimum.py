@@ -43,8 +43,8 @@ def next_uses(trace: BlockTrace) -> list[list[tuple[int, int]]]:
 def optimal_hits(trace: BlockTrace, uses: Sequence[Sequence[tuple[int, int]]], capacity: int) -> int:
     """Tokens hit with room for `capacity` blocks.
 
-    A request that is larger than the cache is served without bringing anything in.  What goes before it is then lost for
-    what comes after it too, so where there are such requests the optimum may be higher than what this finds.
+    A request that is larger than the cache is served without bringing anything in.  What goes before it is then lost
+    for what comes after it too, so where there are such requests the optimum may be higher than what this finds.
     """
     held: dict[int, int] = {}
     # The requests that `held` names, in order; the furthest is the last.
