@@ -121,7 +121,7 @@ struct PagePool {
   private:
     static SAPWOOD_INLINE vf take(const elem *from, vf scale) {
         if constexpr (SCALED)
-            return __builtin_convertvector(load<vsb>(from), vf) * scale;
+            return from_bytes(from) * scale;
         else
             return KV::take(from);
     }

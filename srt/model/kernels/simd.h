@@ -164,6 +164,17 @@ SAPWOOD_INLINE float from_bf16(uint16_t x) {
     return f;
 }
 
+// VW signed bytes as floats.  The compiler alone would go element by element.
+SAPWOOD_INLINE vf from_bytes(const int8_t *from) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)load<vsb>(from)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))));
+#else
+    return __builtin_convertvector(load<vsb>(from), vf);
+#endif
+}
+
 // The number formats of KV and of the inputs of products; of weights too, unless they are quantized.
 //
 // A word is 32 bits: PER_WORD neighbours along the dimension that a product sums over.  dot() adds the products of two
