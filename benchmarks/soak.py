@@ -132,9 +132,11 @@ class Soak:
         return meta
 
     async def chat(self, rng: random.Random) -> None:
-        """The turns of a conversation, one after the other."""
+        """The turns of a conversation, one after the other, some of them under a session that says how it goes on."""
+        session = rng.choice([None, f"s{rng.randrange(50)}"])
         for turn in rng.choice(self.catalogue.conversations):
-            await self.ask(turn)
+            state = rng.choice(["open", "waiting", "done"])
+            await self.ask(turn, **({} if session is None else {"session": {"id": session, "state": state}}))
 
     async def fork(self, rng: random.Random) -> None:
         """Prompts that share all but the last message, at the same time."""
@@ -171,11 +173,15 @@ class Soak:
         await self.ask(rng.choice(self.catalogue.conversations)[0], cache_salt=rng.choice("ab"))
 
     async def flush(self, rng: random.Random) -> None:
-        """Forget everything that no request holds."""
-        response = await self.http.post("/flush_cache")
-        if response.status_code not in (200, 409):
+        """Forget a prefix, a namespace, or everything that no request holds."""
+        ids = rng.choice(self.catalogue.conversations)[0][0]
+        body = rng.choice([{}, {"cache_salt": "a"}, {"input_ids": ids[: rng.randint(1, len(ids))]}])
+        response = await self.http.post("/cache/flush", json=body)
+        if response.status_code != 200:
             raise RuntimeError(f"{response.status_code}: {response.text[:300]}")
-        self.done[f"flush {response.status_code}"] += 1
+        flushed = response.json()
+        self.done["pages flushed"] += flushed["flushed_pages"]
+        self.done["pages kept"] += flushed["kept_pages"]
 
     async def recount(self) -> None:
         """Let the server recount its pages every second."""
