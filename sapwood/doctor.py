@@ -68,6 +68,7 @@ def _packages(problems: list[str]) -> Iterator[str]:
 
 def _kernels(problems: list[str]) -> Iterator[str]:
     try:
+        from srt.model.config import KV_DTYPES
         from srt.model.native import QUANTIZATIONS, NativeUnavailable, load_kernels
     except ImportError as error:
         problems.append(f"torch cannot be loaded: {error}")
@@ -75,7 +76,10 @@ def _kernels(problems: list[str]) -> Iterator[str]:
     for dtype in ("float32", "bfloat16"):
         try:
             variant = load_kernels(dtype).variant.name
-            yield f"{dtype}: native, variant {variant}; weights in {', '.join(QUANTIZATIONS)} with --quantization"
+            yield (
+                f"{dtype}: native, variant {variant}; weights in {', '.join(QUANTIZATIONS)} with --quantization"
+                f", KV in {', '.join(KV_DTYPES)} with --kv-cache-dtype"
+            )
         except NativeUnavailable as error:
             yield f"{dtype}: torch ({error})"
 

@@ -126,6 +126,13 @@ struct PagePool {
             return KV::take(from);
     }
 
+    // a, b, a, b, ...
+    static SAPWOOD_INLINE vf alternate(float a, float b) {
+        vi odd;
+        for (int i = 0; i < VW; ++i) odd[i] = -(i & 1);
+        return odd ? splat(b) : splat(a);
+    }
+
     static taken one(elem x, float scale) {
         float wide[VW] = {};
         taken out[VW];
@@ -149,8 +156,7 @@ struct PagePool {
         }
         const int groups = (n + P - 1) / P;
         for (int g = 0; g < groups; ++g) {
-            for (int i = 0; i < VW; ++i) lanes[i] = scale[g * P + i % P];
-            const vf by = load<vf>(lanes);
+            const vf by = P == 1 ? splat(scale[g]) : alternate(scale[g * P], scale[g * P + 1]);
             for (int i = g * P * dim; i < (g + 1) * P * dim; i += VW) T::put(to + i, take(from + i, by));
         }
         std::fill(to + groups * P * dim, to + STRIP * dim, taken{});
