@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.latencies import Latencies, quantile
 from benchmarks.servers import sapwood
-from srt.messages import SCHEDULING_SECONDS_BUCKETS
+from srt.stats import SCHEDULING_SECONDS_BUCKETS
 
 GROWTH_LIMIT_MB = 30.0
 

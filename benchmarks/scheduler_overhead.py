@@ -27,14 +27,7 @@ from scheduler.garbage import few_collections
 from scheduler.process import Loop, build_core
 from srt.config import ModelFacts, SchedulerConfig
 from srt.ipc import Decoder
-from srt.messages import (
-    Generate,
-    SamplingParams,
-    SchedulerInbox,
-    Shutdown,
-    StepOutput,
-    pack_ids,
-)
+from srt.messages import Generate, SamplingParams, SchedulerInbox, Shutdown, StepOutput, pack_ids
 from srt.plan import Plan, StepResult
 
 HEADS = 8

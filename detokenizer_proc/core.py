@@ -11,7 +11,8 @@ import msgspec
 from detokenizer_proc.reports import Texts
 from detokenizer_proc.stream import Stream
 from detokenizer_proc.vocabulary import Vocabulary
-from srt.messages import CacheReport, CacheTree, Finish, StepOutput, StopFound, TextDelta, TextOutput, TokenDelta
+from srt.cache_messages import CacheReport, CacheTree
+from srt.messages import Finish, StepOutput, StopFound, TextDelta, TextOutput, TokenDelta
 
 log = logging.getLogger("sapwood.detokenizer")
 

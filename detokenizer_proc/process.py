@@ -10,10 +10,11 @@ import zmq
 
 from detokenizer_proc.core import DetokenizerCore
 from detokenizer_proc.vocabulary import vocabulary_of
+from srt.cache_messages import CacheTree
 from srt.child import Phases, StartError, configure_logging
 from srt.config import inbox_path, read_detokenizer_config
 from srt.ipc import Inbox, Outbox
-from srt.messages import CacheTree, DetokenizerInbox, Shutdown
+from srt.messages import DetokenizerInbox, Shutdown
 from srt.tokenizer_file import parse_tokenizer_file, read_tokenizer_file
 
 # How long to wait for new messages while a peer is too slow to take what was sent.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from detokenizer_proc.vocabulary import Vocabulary
-from srt.messages import CacheNode, CachePin, CacheReport, CacheTree, unpack_ids
+from srt.cache_messages import CacheNode, CachePin, CacheReport, CacheTree
+from srt.messages import unpack_ids
 
 
 class Texts:

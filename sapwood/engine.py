@@ -27,8 +27,9 @@ from sapwood.pull import resolve_model
 from srt.answer import Prompt
 from srt.config import ModelFacts, ServerConfig
 from srt.launch import WorkerCommand, worker_command
-from srt.messages import SchedulerStats, TextPrompt
+from srt.messages import TextPrompt
 from srt.resolve import Resolved
+from srt.stats import SchedulerStats
 
 Reply = dict[str, Any]
 

@@ -11,7 +11,8 @@ import msgspec
 
 from srt.answer import Ask, Prompt, RequestFailed
 from srt.cache_marks import marked_places
-from srt.messages import ChatPrompt, IdsPrompt, PinWish, TextPrompt, pack_ids
+from srt.cache_messages import PinWish
+from srt.messages import ChatPrompt, IdsPrompt, TextPrompt, pack_ids
 from srt.namespaces import namespace_of
 from srt.native_reply import NativeLogprobs
 from srt.sampling_rules import check_ask, refuse, sampling_from_native

@@ -9,7 +9,7 @@ from radix import Pin
 from scheduler.holdings import Holdings
 from scheduler.misses import tenant_of
 from scheduler.sessions import Sessions
-from srt.messages import CachePin, CacheTree, Call, CallReply
+from srt.cache_messages import CachePin, CacheTree, Call, CallReply
 
 # First and last tokens of a pinned prefix that are shown.
 SHOWN_TOKENS = 16

@@ -35,8 +35,9 @@ from scheduler.slots import Slots
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.waiting import WaitingQueue
-from srt.messages import Abort, Finish, Generate, Rejected, SchedulerStats, StopFound
+from srt.messages import Abort, Finish, Generate, Rejected, StopFound
 from srt.plan import Plan, StepResult
+from srt.stats import SchedulerStats
 
 
 @dataclass(slots=True)

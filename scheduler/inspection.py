@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from radix import Outlined, RadixTree
 from scheduler.misses import tenant_of
-from srt.messages import CacheNode, CacheTree, Call
+from srt.cache_messages import CacheNode, CacheTree, Call
 
 # First tokens of a run that are shown.
 HEAD_TOKENS = 16

@@ -7,7 +7,8 @@ from bisect import bisect_right
 
 from radix import Eviction, EvictionLog, RadixTree
 from scheduler.request import Request
-from srt.messages import NAMESPACE_SEPARATOR, CacheReport
+from srt.cache_messages import CacheReport
+from srt.messages import NAMESPACE_SEPARATOR
 
 # Tokens shown on both sides of the place where reuse stopped.
 SHOWN_TOKENS = 8

@@ -10,7 +10,7 @@ import msgspec
 
 from radix import Pins
 from scheduler.request import Request
-from srt.messages import PinReport, PinWish
+from srt.cache_messages import PinReport, PinWish
 
 
 def pin_prompt(request: Request, pins: Pins, stores: bool) -> None:

@@ -22,18 +22,11 @@ from scheduler.policy import POLICIES
 from scheduler.swap import SwapSpace
 from scheduler.tier import DiskTier
 from scheduler.tier_setup import OpenTier, open_tier
+from srt.cache_messages import Call, CallReply
 from srt.child import Phases, StartError, configure_logging
 from srt.config import SchedulerConfig, inbox_path, read_scheduler_config
 from srt.ipc import Inbox, Outbox
-from srt.messages import (
-    Call,
-    CallReply,
-    Rejected,
-    SchedulerInbox,
-    Shutdown,
-    StepOutput,
-    TokenDelta,
-)
+from srt.messages import Rejected, SchedulerInbox, Shutdown, StepOutput, TokenDelta
 from srt.namespaces import PUBLIC
 from srt.plan import Executor, PageMemory, Plan, StepHandle
 

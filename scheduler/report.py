@@ -7,7 +7,7 @@ from bisect import bisect_left
 import msgspec
 
 from scheduler.request import Request
-from srt.messages import (
+from srt.stats import (
     SCHEDULING_SECONDS_BUCKETS,
     STEP_ROWS_BUCKETS,
     STEP_SECONDS_BUCKETS,

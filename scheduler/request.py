@@ -22,7 +22,8 @@ import numpy as np
 from radix import Lock
 from radix.disk import BlockChain
 from scheduler.times import Times
-from srt.messages import CacheReport, Finish, Generate, RequestTimes, StreamOpen, TokenLogprob
+from srt.cache_messages import CacheReport
+from srt.messages import Finish, Generate, RequestTimes, StreamOpen, TokenLogprob
 from srt.plan import Int32Array, SlotOpen
 
 # Prompt ids that travel with a stream as context for tokenizers that decode differently after other tokens.

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from radix import Hint, RadixTree
 from scheduler.request import Request
-from srt.messages import Call, Finish, Session, SessionRun, SessionState
-from srt.messages import Sessions as Told
+from srt.cache_messages import Call, Session, SessionRun, SessionState
+from srt.cache_messages import Sessions as Told
+from srt.messages import Finish
 
 MAX_SESSIONS = 4096
 # Of one session, the last ones.

@@ -16,17 +16,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from srt.messages import (
-    CacheReport,
-    ChatPrompt,
-    Finish,
-    IdsPrompt,
-    PinWish,
-    SamplingParams,
-    SessionMark,
-    TextDelta,
-    TextPrompt,
-)
+from srt.cache_messages import CacheReport, PinWish, SessionMark
+from srt.messages import ChatPrompt, Finish, IdsPrompt, SamplingParams, TextDelta, TextPrompt
 from srt.sample_times import SampleClock, SampleTimes
 
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
@@ -55,6 +46,15 @@ class RequestFailed(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+
+
+# After so many seconds another try makes sense where a process is being started again, or a queue is full.
+RETRY_AFTER_SECONDS = 1.0
+
+
+def unavailable(message: str, code: str, retry_after: float | None = RETRY_AFTER_SECONDS) -> RequestFailed:
+    """A failure that is the server's and not the request's."""
+    return RequestFailed(503, message, code=code, retry_after=retry_after)
 
 
 @dataclass(frozen=True)

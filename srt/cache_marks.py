@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from srt.answer import RequestFailed
-from srt.messages import PinWish
+from srt.cache_messages import PinWish
 
 TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
 MAX_MARKS = 4

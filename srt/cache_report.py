@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from srt.messages import CacheReport, PinReport, unpack_ids
+from srt.cache_messages import CacheReport, PinReport
+from srt.messages import unpack_ids
 
 # Of the words on both sides so many characters are quoted in the sentence; the fields have all of them.
 QUOTED_CHARACTERS = 40

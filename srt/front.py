@@ -18,25 +18,21 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from srt.answer import SEED_MASK, Answer, Ask, RequestEnd, RequestFailed, merge_deltas
+from srt.answer import RETRY_AFTER_SECONDS, SEED_MASK, Answer, Ask, RequestEnd, RequestFailed, merge_deltas, unavailable
+from srt.cache_messages import CacheTree, Call, CallReply, Sessions, SessionState
+from srt.calls import Calls
 from srt.launch import Worker, WorkerCommand, worker_command
 from srt.messages import (
     Abort,
-    CacheTree,
-    Call,
-    CallReply,
     ChatPrompt,
     FrontInbox,
     Rejected,
     Remember,
     SamplingParams,
-    SchedulerStats,
-    Sessions,
-    SessionState,
     Submit,
     TextOutput,
     TextPrompt,
@@ -47,6 +43,7 @@ from srt.messages import (
 from srt.resolve import Resolved
 from srt.runtime import DETOKENIZER, SCHEDULER, Listener, Runtime
 from srt.sampling_rules import check_ask, check_prompt
+from srt.stats import SchedulerStats
 from srt.totals import RunningTotals
 from srt.wires import Place
 
@@ -56,8 +53,6 @@ log = logging.getLogger("sapwood.front")
 
 # How long an ask waits for a worker that is being started again.
 HOLD_SECONDS = 10.0
-RETRY_AFTER_SECONDS = 1.0
-CALL_SECONDS = 120.0
 STOP_GRACE_SECONDS = 5.0
 # Prompts given to the tokenizers and not yet tokenized; below the high-water mark of a socket, so that none is lost.
 MAX_UNTOKENIZED = 8192
@@ -66,6 +61,10 @@ MAX_UNTOKENIZED = 8192
 MAX_UNMARKED = 256
 
 ReplyT = TypeVar("ReplyT")
+
+# The roles of the processes that a reply comes through; a tree's tokens become text on their way.
+CALL_ROLES = ("scheduler",)
+TREE_ROLES = ("scheduler", "detokenizer")
 
 
 class FrontStatus(msgspec.Struct, frozen=True):
@@ -107,10 +106,7 @@ class Front:
         self._tokenizing: dict[str, Worker] = {}
         # Asks that have ended before their prompt's mark came.
         self._unmarked: dict[str, Answer] = {}
-        self._tokenize_calls: dict[str, asyncio.Future[list[int]]] = {}
-        self._calls: dict[str, asyncio.Future[CallReply]] = {}
-        self._trees: dict[str, asyncio.Future[CacheTree]] = {}
-        self._session_calls: dict[str, asyncio.Future[Sessions]] = {}
+        self._calls = Calls()
         self._idle: asyncio.Future[None] | None = None
 
     # Life.
@@ -147,9 +143,7 @@ class Front:
         self._draining = True
         for answer in list(self._asks.values()):
             answer.fail(unavailable(message, "shutting_down", None))
-        waits = (self._tokenize_calls, self._calls, self._trees, self._session_calls)
-        for future in [future for waiting in waits for future in waiting.values()]:
-            fail_reply(future, unavailable(message, "shutting_down", None))
+        self._calls.fail_all(unavailable(message, "shutting_down", None))
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """End every ask, end the processes (by force after `grace_seconds`), remove every file.  Again: nothing."""
@@ -225,7 +219,8 @@ class Front:
         self._tokenizing[rid] = tokenizer
         place: Place = ("tokenizer", tokenizer.index)
         try:
-            return await self._reply(self._tokenize_calls, rid, place, TokenizeCall(rid, prompt))
+            # Which tokenizer has it is known in `_tokenizing`, so no role stands here.
+            return await self._reply((), list, rid, place, TokenizeCall(rid, prompt))
         finally:
             self._tokenizing.pop(rid, None)
 
@@ -249,12 +244,13 @@ class Front:
         """
         call_id = self._new_call_id()
         call = Call(call_id, "cache_tree", tenant=tenant, depth=depth, max_nodes=max_nodes)
-        return await self._reply(self._trees, call_id, SCHEDULER, call)
+        return await self._reply(TREE_ROLES, CacheTree, call_id, SCHEDULER, call)
 
     async def cache_pins(self, tenant: str) -> CacheTree:
         """A tenant's pins.  Raises RequestFailed 503 as `cache_tree` does."""
         call_id = self._new_call_id()
-        return await self._reply(self._trees, call_id, SCHEDULER, Call(call_id, "cache_pins", tenant=tenant))
+        call = Call(call_id, "cache_pins", tenant=tenant)
+        return await self._reply(TREE_ROLES, CacheTree, call_id, SCHEDULER, call)
 
     async def change_cache(
         self,
@@ -271,7 +267,7 @@ class Front:
         """
         call_id = self._new_call_id()
         call = Call(call_id, what, tenant, namespace, tokens, pin, session=session)
-        return await self._reply(self._calls, call_id, SCHEDULER, call)
+        return await self._reply(CALL_ROLES, CallReply, call_id, SCHEDULER, call)
 
     async def sessions(self, tenant: str, most: int, session: str | None = None) -> Sessions:
         """What the scheduler knows of a tenant's sessions, those used last first; with a name, of that one.
@@ -279,7 +275,7 @@ class Front:
         Raises RequestFailed 503 when it cannot answer.
         """
         call = Call(self._new_call_id(), "sessions", tenant=tenant, session=session, max_sessions=most)
-        return await self._reply(self._session_calls, call.call_id, SCHEDULER, call)
+        return await self._reply(CALL_ROLES, Sessions, call.call_id, SCHEDULER, call)
 
     async def set_session_state(self, tenant: str, session: str, state: SessionState) -> Sessions:
         """Tell how a session goes on; the answer has it as it is then, or nothing when it is not known.
@@ -287,7 +283,7 @@ class Front:
         Raises RequestFailed 503 when the scheduler cannot answer.
         """
         call = Call(self._new_call_id(), "session_state", tenant=tenant, session=session, state=state)
-        return await self._reply(self._session_calls, call.call_id, SCHEDULER, call)
+        return await self._reply(CALL_ROLES, Sessions, call.call_id, SCHEDULER, call)
 
     # The way out.
 
@@ -385,7 +381,7 @@ class Front:
 
     async def _call(self, what: Literal["flush_cache", "stats", "check"]) -> CallReply:
         call_id = self._new_call_id()
-        return await self._reply(self._calls, call_id, SCHEDULER, Call(call_id, what))
+        return await self._reply(CALL_ROLES, CallReply, call_id, SCHEDULER, Call(call_id, what))
 
     def _new_call_id(self) -> str:
         """A name for a call to the scheduler.  Raises RequestFailed 503 when it is not there."""
@@ -394,19 +390,13 @@ class Front:
         return f"{self._prefix}{next(self._counter):x}"
 
     async def _reply(
-        self, waiting: dict[str, asyncio.Future[ReplyT]], key: str, place: Place, message: msgspec.Struct
+        self, roles: tuple[str, ...], kind: type[ReplyT], key: str, place: Place, message: msgspec.Struct
     ) -> ReplyT:
         """Send a message to which one reply will come, and wait for it.  Raises RequestFailed 503 when none comes."""
-        assert self._runtime is not None
-        future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
-        waiting[key] = future
-        self._runtime.send(place, message)
-        try:
-            return await asyncio.wait_for(future, CALL_SECONDS)
-        except TimeoutError:
-            raise unavailable(f"the {place[0]} process does not answer", "timeout") from None
-        finally:
-            del waiting[key]
+        runtime = self._runtime
+        assert runtime is not None
+        unanswered = f"the {place[0]} process does not answer"
+        return await self._calls.make(key, roles, kind, lambda: runtime.send(place, message), unanswered)
 
     # The way back.
 
@@ -427,20 +417,15 @@ class Front:
                 # The last words of a process that has died meanwhile are in the totals already, or are let go.
                 if self._runtime is None or self._runtime.is_up(SCHEDULER):
                     self._totals.report(message)
-            case CallReply(call_id=call_id):
-                answer_call(self._calls.get(call_id), message)
-            case CacheTree(call_id=call_id):
-                answer_call(self._trees.get(call_id), message)
-            case Sessions(call_id=call_id):
-                answer_call(self._session_calls.get(call_id), message)
+            case CallReply(call_id=call_id) | CacheTree(call_id=call_id) | Sessions(call_id=call_id):
+                self._calls.answer(call_id, message)
 
     def _on_tokenized(self, message: Tokenized) -> None:
         rid = message.rids[0]
         self._tokenizing.pop(rid, None)
-        call = self._tokenize_calls.get(rid)
-        if call is not None and not call.done():
-            call.set_result(unpack_ids(message.ids or b""))
-        elif rid in self._samples:
+        if self._calls.answer(rid, unpack_ids(message.ids or b"")):
+            return
+        if rid in self._samples:
             answer = self._samples[rid][0]
             answer.prompt_tokens = message.prompt_tokens
             answer.mark = message.mark
@@ -452,9 +437,7 @@ class Front:
     def _on_rejected(self, message: Rejected) -> None:
         retry_after = RETRY_AFTER_SECONDS if message.status in (429, 503) else None
         failure = RequestFailed(message.status, message.message, message.param, message.code, retry_after)
-        call = self._tokenize_calls.get(message.rids[0])
-        if call is not None:
-            fail_reply(call, failure)
+        self._calls.fail(message.rids[0], failure)
         for rid in message.rids:
             found = self._samples.get(rid)
             if found is not None:
@@ -476,17 +459,11 @@ class Front:
         for key in sorted(concerned):
             if key in self._asks:
                 self._asks[key].fail(unavailable(message, "worker_died"))
-            elif key in self._tokenize_calls:
-                fail_reply(self._tokenize_calls[key], unavailable(message, "worker_died"))
+            else:
+                self._calls.fail(key, unavailable(message, "worker_died"))
         if worker.role == "scheduler":
             self._totals.process_died()
-            for future in self._calls.values():
-                fail_reply(future, unavailable(message, "worker_died"))
-            for session_call in self._session_calls.values():
-                fail_reply(session_call, unavailable(message, "worker_died"))
-        if worker.role != "tokenizer":
-            for tree in self._trees.values():
-                fail_reply(tree, unavailable(message, "worker_died"))
+        self._calls.fail_those_of(worker.role, unavailable(message, "worker_died"))
 
     def _on_up(self, worker: Worker) -> None:
         """Send on what was held back; what still lacks a process is held on, with the time it has left."""
@@ -501,20 +478,3 @@ class Front:
         for answer, submit, timer in held.values():
             timer.cancel()
             self._submit(answer, submit)
-
-
-def unavailable(message: str, code: str, retry_after: float | None = RETRY_AFTER_SECONDS) -> RequestFailed:
-    """A failure that is the server's and not the request's."""
-    return RequestFailed(503, message, code=code, retry_after=retry_after)
-
-
-def answer_call(future: asyncio.Future[ReplyT] | None, reply: ReplyT) -> None:
-    """End the wait for a reply with the reply, where somebody still waits."""
-    if future is not None and not future.done():
-        future.set_result(reply)
-
-
-def fail_reply(future: asyncio.Future[Any], failure: RequestFailed) -> None:
-    """End the wait for a reply."""
-    if not future.done():
-        future.set_exception(failure)

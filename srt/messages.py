@@ -22,6 +22,9 @@ from typing import Literal
 
 import msgspec
 
+from srt.cache_messages import CacheReport, CacheTree, Call, CallReply, PinWish, SessionMark, Sessions
+from srt.stats import SchedulerStats
+
 
 def pack_ids(ids: Iterable[int]) -> bytes:
     """Token ids as packed little-endian int32."""
@@ -61,21 +64,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     no_stop_trim: bool = False
 
 
-SessionState = Literal["open", "waiting", "done"]
-
-
-class SessionMark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The session that a request is part of, and how it goes on after the reply.
-
-    open     nothing is known of that
-    waiting  for a tool, if the reply ends by itself: the next request will come, and begin with all of this
-    done     nothing more comes
-    """
-
-    id: str
-    state: SessionState = "open"
-
-
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
     """Plain text; special tokens are added as the tokenizer's own configuration says."""
 
@@ -94,18 +82,6 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
     messages_json: bytes
     template_kwargs_json: bytes = b"{}"
     add_generation_prompt: bool = True
-
-
-class PinWish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The beginning of a prompt is to stay in the cache, until it has not been used for `ttl` seconds.
-
-    From the front: its first `tokens` tokens, or the chat up to the end of message number `message`, or, with neither,
-    all of the prompt.  For the scheduler the tokens are counted; None there: where the message ends cannot be told.
-    """
-
-    ttl: float
-    tokens: int | None = None
-    message: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -236,66 +212,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     top_tokens: tuple[bytes, ...] = ()
 
 
-class PinReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a PinWish: of the first `asked` tokens the first `pinned` are pinned, for `ttl` seconds.
-
-    shortfall  why not all: page_border      the others do not fill a page
-                            not_cached       the others are not in the cache
-                            namespace_share, total_share   one namespace, or all together, may not pin more
-                            bypassed         the request, or the server, does not use the cache
-                            unknown_place    the template does not let it be told where the message ends
-    message    the message up to whose end, or None
-    """
-
-    asked: int
-    pinned: int
-    ttl: float
-    shortfall: Literal[
-        "", "page_border", "not_cached", "namespace_share", "total_share", "bypassed", "unknown_place"
-    ] = ""
-    message: int | None = None
-
-
-class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the reuse of a prompt's prefix stopped, and why.
-
-    cached_tokens     tokens taken from the cache; the other `computed_tokens` of the prompt were computed
-    disk_tokens       how many of the cached tokens were loaded from disk for this request
-    reason            all_cached       only the last token was left, which is always computed
-                      first_seen       nothing with this beginning has been cached, as far as is remembered
-                      diverged         the cache goes on with other tokens: `cached_next` instead of `prompt_next`
-                      extended         the cache ends here: the prompt goes on where what is cached ends
-                      evicted          what comes next was cached, and was evicted `evicted_seconds_ago`
-                      other_namespace  another namespace of the same tenant has more of it
-                      bypassed         the request, or the server, does not use the cache
-                      logprobs         prompt logprobs from here on were asked for, so it had to be computed
-    position          the first token that was not reused
-    message, message_offset   the message of the chat which that token belongs to, as `messages[3]`, and its place in
-                      it; `generation_prompt` behind the last one; empty for prompts that are no chat
-    cached_next, prompt_next   packed ids of a few tokens from there on, on both sides
-    cached_text, prompt_text, before_text   the same as text, and what stands before; filled by the detokenizer
-    """
-
-    cached_tokens: int
-    computed_tokens: int
-    reason: Literal[
-        "all_cached", "first_seen", "diverged", "extended", "evicted", "other_namespace", "bypassed", "logprobs"
-    ]
-    position: int
-    cached_next: bytes = b""
-    prompt_next: bytes = b""
-    before: bytes = b""
-    evicted_seconds_ago: float | None = None
-    detail: str = ""
-    cached_text: str = ""
-    prompt_text: str = ""
-    before_text: str = ""
-    message: str = ""
-    message_offset: int = 0
-    disk_tokens: int = 0
-    pins: tuple[PinReport, ...] = ()
-
-
 class StreamOpen(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the detokenizer must know of a request; rides with its first output.
 
@@ -403,212 +319,6 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     since an abort may overtake its request."""
 
     rid: str
-
-
-class Call(msgspec.Struct, frozen=True, tag="call"):
-    """front -> scheduler: a question or command, answered by one CallReply with the same `call_id`."""
-
-    call_id: str
-    what: Literal[
-        "flush_cache",
-        "stats",
-        "cache_tree",
-        "cache_pins",
-        "unpin",
-        "forget",
-        "check",
-        "sessions",
-        "session_state",
-    ]
-    # For those that concern the cache of a tenant, of which the first two are answered by a CacheTree: whose it is.
-    tenant: str = ""
-    # For unpin and forget: the prefixes of one namespace of the tenant's, or (None) of each, that begin with these
-    # packed tokens; or the pin of this name; or, to forget, the runs of a `session`.
-    namespace: str | None = None
-    tokens: bytes = b""
-    pin: int | None = None
-    # For cache_tree: how much of it.
-    depth: int = 0
-    max_nodes: int = 0
-    # For sessions and session_state, answered by Sessions: whose (see `tenant`), which one (None: all), how many at
-    # most, and what it is in from now on.
-    session: str | None = None
-    max_sessions: int = 0
-    state: SessionState = "open"
-
-
-class CallReply(msgspec.Struct, frozen=True, tag="call_reply"):
-    """scheduler -> front: the answer to a Call.  `ok` False comes with a message that says why."""
-
-    call_id: str
-    ok: bool
-    message: str = ""
-    # What came of an unpin or forget, by what is counted.
-    counts: dict[str, int] = {}
-
-
-class CacheNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run of cached tokens.
-
-    parent         its place in the list of nodes; -1 for a run that begins a prompt
-    tokens, pages  of the run
-    head, text     its first few tokens: packed ids, and the same as text, filled by the detokenizer
-    users          requests that use it now
-    pins           pins that keep it
-    hits           matches that went through it
-    age_seconds    since it was last used
-    children       runs that follow; fewer of them may be in the list
-    """
-
-    namespace: str
-    parent: int
-    tokens: int
-    pages: int
-    head: bytes
-    users: int
-    hits: int
-    age_seconds: float
-    children: int
-    tier: str = "device"
-    text: str = ""
-    pins: int = 0
-
-
-class CachePin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One pinned prefix.
-
-    name           by which it can be let go
-    tokens         that are pinned, and `asked` that were to be
-    ttl            seconds after each use; `seconds_left` of them
-    hits           uses of all of it since it was pinned
-    head, tail     its first and its last few tokens: packed ids; text, tail_text: the same, filled by the detokenizer
-    """
-
-    name: int
-    namespace: str
-    tokens: int
-    asked: int
-    ttl: float
-    seconds_left: float
-    hits: int
-    head: bytes
-    tail: bytes
-    text: str = ""
-    tail_text: str = ""
-
-
-class CacheTree(msgspec.Struct, frozen=True, tag="cache_tree"):
-    """scheduler -> detokenizer -> front: the answer to a Call for the tree; parents come before their children.
-
-    `left_out`: nodes that are there and not in the list.  The answer to a Call for the pins has those alone, and the
-    `pin_limit`: tokens that the pins of a namespace may keep.
-    """
-
-    call_id: str
-    nodes: tuple[CacheNode, ...]
-    page_size: int
-    left_out: int = 0
-    pins: tuple[CachePin, ...] = ()
-    pin_limit: int = 0
-
-
-class SessionRun(msgspec.Struct, frozen=True):
-    """The tokens of one ended request of a session, and how many of them are in the cache now."""
-
-    namespace: str
-    tokens: int
-    cached_tokens: int
-
-
-class Session(msgspec.Struct, frozen=True):
-    """One session: its state, requests of it that have not ended, seconds since the last one came or ended, and the
-    runs that it may go on from, the last one first."""
-
-    id: str
-    state: SessionState
-    running: int
-    age_seconds: float
-    runs: tuple[SessionRun, ...]
-
-
-class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """scheduler -> front: the answer to a Call about sessions; `total`: how many the tenant has."""
-
-    call_id: str
-    sessions: tuple[Session, ...]
-    total: int
-
-
-STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-STEP_ROWS_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-STEP_TOKENS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-SCHEDULING_SECONDS_BUCKETS = (
-    *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005),
-    *(0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
-)
-
-
-class SchedulerStats(msgspec.Struct, frozen=True, tag="stats"):
-    """scheduler -> front: gauges and running totals since the scheduler started, at most a few times a second.
-
-    Pages: free + cached + in use = total, where cached pages are those that no request holds: eviction could free them
-    at once, but for those that pins keep.  `pages_pinned` are those of the `pins` pins, in use or not; `pins_yielded`
-    pins were let go before their time to make room.
-    `prompt_tokens` and `cached_tokens` count every request once, when it is first admitted.  `step_histogram` has
-    one count for each bound of STEP_SECONDS_BUCKETS (steps that took at most so long and longer than the bound
-    before), and one more for the longer ones; `rows_histogram`, `tokens_histogram` and `scheduling_histogram` are the
-    same for the bounds of STEP_ROWS_BUCKETS, STEP_TOKENS_BUCKETS and SCHEDULING_SECONDS_BUCKETS.
-    `scheduling_seconds` is processor time of the scheduler's loop: messages, planning, commit, sending.
-
-    Disk: `disk_hits` requests got `disk_tokens` tokens from it, as their first admission's reports say; `disk_dropped`
-    blocks were not written since the writer was behind or failing; `disk_errors` reads and writes failed; `disk_late`
-    loads were not waited for to the end; there are `disk_blocks` files that can be used, and files of `disk_used_bytes`
-    in all; `disk_loading` loads are under way.
-    """
-
-    running: int
-    waiting: int
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    pages_in_use: int
-    page_size: int
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    output_tokens: int
-    evicted_tokens: int
-    retractions: int
-    aborts: int
-    steps: int
-    step_rows: int
-    step_seconds: float
-    plan_seconds: float
-    step_tokens: int = 0
-    scheduling_seconds: float = 0.0
-    step_histogram: tuple[int, ...] = ()
-    rows_histogram: tuple[int, ...] = ()
-    tokens_histogram: tuple[int, ...] = ()
-    scheduling_histogram: tuple[int, ...] = ()
-    oldest_wait_seconds: float = 0.0
-    # Nobody of the same priority and tenant who comes more than so many seconds later is admitted first.
-    overtake_bound_seconds: float = 0.0
-    # Retractions whose pages went to swap space.
-    swaps: int = 0
-    disk_hits: int = 0
-    disk_tokens: int = 0
-    disk_read_bytes: int = 0
-    disk_writes: int = 0
-    disk_written_bytes: int = 0
-    disk_dropped: int = 0
-    disk_errors: int = 0
-    disk_late: int = 0
-    disk_blocks: int = 0
-    disk_used_bytes: int = 0
-    disk_loading: int = 0
-    pins: int = 0
-    pages_pinned: int = 0
-    pins_yielded: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

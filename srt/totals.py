@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from srt.messages import SchedulerStats
+from srt.stats import SchedulerStats
 
 # What a new process starts to count from zero.
 _TOTALS = (

@@ -43,7 +43,7 @@ def allowed(path: str, name: str) -> bool:
     if not is_within(name, *ROOMS) or is_within(name, room):
         return not (path.startswith("radix/") and is_within(name, "zmq", "msgspec"))
     if room == "scheduler" and path not in RIM:
-        return is_within(name, "radix", "srt.messages", "srt.plan")
+        return is_within(name, "radix", "srt.messages", "srt.cache_messages", "srt.stats", "srt.plan")
     return {
         "sapwood": is_within(name, "scheduler", "srt"),
         "scheduler": is_within(name, "srt", "radix"),

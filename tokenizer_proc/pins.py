@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from srt.messages import PinWish, unpack_ids
+from srt.cache_messages import PinWish
+from srt.messages import unpack_ids
 from tokenizer_proc.errors import PromptError
 
 

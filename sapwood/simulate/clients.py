@@ -12,16 +12,8 @@ import msgspec
 
 from sapwood.simulate.executor import Clock
 from sapwood.simulate.trace import EOS, Trace, token_ids
-from srt.messages import (
-    Generate,
-    Rejected,
-    SamplingParams,
-    SchedulerInbox,
-    SchedulerStats,
-    Shutdown,
-    StepOutput,
-    TokenDelta,
-)
+from srt.messages import Generate, Rejected, SamplingParams, SchedulerInbox, Shutdown, StepOutput, TokenDelta
+from srt.stats import SchedulerStats
 
 # After so many waits in which nothing happened nothing ever will.
 MAX_IDLE_WAITS = 100_000

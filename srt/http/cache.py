@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.cache_messages import CacheNode, CacheTree
 from srt.cache_report import report_fields
 from srt.http.auth import tenant_of
 from srt.http.connection import json_reply
@@ -15,7 +16,7 @@ from srt.http.errors import ApiError, bad_request, quoted
 from srt.http.explanations import MAX_EXPLAINED_PROMPTS
 from srt.http.generation import faults_named
 from srt.http.service import Service
-from srt.messages import CacheNode, CacheTree, unpack_ids
+from srt.messages import unpack_ids
 from srt.namespaces import shown
 
 DEFAULT_DEPTH = 4

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.cache_messages import CachePin
 from srt.http.auth import tenant_of
 from srt.http.cache import flushed
 from srt.http.connection import json_reply
@@ -17,7 +18,7 @@ from srt.http.generation import Batch, Prompted, cache_namespace, faults_named, 
 from srt.http.prewarm import prefix_place, prefix_prompt, prewarm_ask, prewarmed
 from srt.http.schema import FlushRequest, PrefixFields, PrewarmRequest, UnpinRequest
 from srt.http.service import Service
-from srt.messages import CachePin, IdsPrompt, pack_ids, unpack_ids
+from srt.messages import IdsPrompt, pack_ids, unpack_ids
 from srt.namespaces import shown
 
 _unpin_decoder = msgspec.json.Decoder(UnpinRequest)

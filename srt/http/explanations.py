@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from srt.answer import Answer
-from srt.messages import CacheReport
+from srt.cache_messages import CacheReport
 
 # Prompts whose reports are kept: those of the last requests, whatever they had.
 MAX_EXPLAINED_PROMPTS = 4096

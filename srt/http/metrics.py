@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from srt.front import Front, RequestEnd
 from srt.http.prometheus import Counter, Gauge, Histogram, Metric, render
-from srt.messages import (
+from srt.stats import (
     SCHEDULING_SECONDS_BUCKETS,
     STEP_ROWS_BUCKETS,
     STEP_SECONDS_BUCKETS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from srt.cache_marks import marked_places
+from srt.cache_messages import PinWish
 from srt.http.generation import faults_named
 from srt.http.schema import ChatMessage, PinField
-from srt.messages import PinWish
 
 DEFAULT_TTL_SECONDS = 300.0
 

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srt.cache_messages import Session, SessionMark, SessionState
 from srt.http.auth import tenant_of
 from srt.http.cache import flushed, number_of
 from srt.http.connection import json_reply
@@ -15,7 +16,6 @@ from srt.http.errors import ApiError, bad_request, quoted
 from srt.http.generation import faults_named
 from srt.http.schema import SessionField, SessionStateRequest
 from srt.http.service import Service
-from srt.messages import Session, SessionMark, SessionState
 from srt.namespaces import shown
 
 DEFAULT_SESSIONS = 100

@@ -10,16 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from srt.config import DetokenizerConfig
-from srt.messages import (
-    Finish,
-    StartFailed,
-    StepOutput,
-    StopFound,
-    StreamOpen,
-    TextOutput,
-    TokenDelta,
-    pack_ids,
-)
+from srt.messages import Finish, StartFailed, StepOutput, StopFound, StreamOpen, TextOutput, TokenDelta, pack_ids
 from tests.small_tokenizers import byte_fallback, save_tokenizer
 from tests.worker_harness import PATIENCE_SECONDS, Worker, model_facts, new_run_dir
 

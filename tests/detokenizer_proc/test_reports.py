@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from detokenizer_proc.core import DetokenizerCore
 from detokenizer_proc.process import make_core
-from srt.messages import CacheNode, CacheReport, CacheTree, StepOutput, StreamOpen, TokenDelta, pack_ids
+from srt.cache_messages import CacheNode, CacheReport, CacheTree
+from srt.messages import StepOutput, StreamOpen, TokenDelta, pack_ids
 from tests.small_tokenizers import FAMILIES, byte_level, save_tokenizer
 
 

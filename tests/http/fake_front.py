@@ -16,18 +16,14 @@ from typing import Any
 import msgspec
 
 from srt.answer import Answer, Ask, RequestEnd, RequestFailed
+from srt.cache_messages import CacheNode, CacheReport, CacheTree, CallReply
 from srt.config import ModelFacts, ServerConfig
 from srt.front import FrontStatus
 from srt.messages import (
-    CacheNode,
-    CacheReport,
-    CacheTree,
-    CallReply,
     ChatPrompt,
     Finish,
     IdsPrompt,
     SamplingParams,
-    SchedulerStats,
     TextDelta,
     TextPrompt,
     TokenLogprob,
@@ -35,6 +31,7 @@ from srt.messages import (
     unpack_ids,
 )
 from srt.sampling_rules import check_ask, check_prompt
+from srt.stats import SchedulerStats
 from tokenizer_proc.chat import read_messages
 from tokenizer_proc.errors import PromptError
 

@@ -6,7 +6,8 @@ import pytest
 
 from scheduler.policy import POLICIES
 from scheduler.request import IllegalTransition, Request, Status
-from srt.messages import CacheReport, pack_ids, unpack_ids
+from srt.cache_messages import CacheReport
+from srt.messages import pack_ids, unpack_ids
 from srt.plan import Plan
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate, message

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from scheduler import cache_calls
 from scheduler.policy import POLICIES
-from srt.messages import Call, PinWish, pack_ids
+from srt.cache_messages import Call, PinWish
+from srt.messages import pack_ids
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.inspection import AGE_RESOLUTION_SECONDS, MAX_SAMPLES, Ages, TreeInspection
-from srt.messages import Call, unpack_ids
+from srt.cache_messages import Call
+from srt.messages import unpack_ids
 from tests.radix.trees import fresh_tree, matched, put
 
 

@@ -18,26 +18,24 @@ from scheduler.core import Scheduler
 from scheduler.limits import Limits
 from scheduler.policy import POLICIES
 from scheduler.process import Loop, build_core
+from srt.cache_messages import CacheTree, Call, CallReply
 from srt.child import StartError
 from srt.config import ModelFacts, SchedulerConfig
 from srt.ipc import Inbox, Outbox
 from srt.messages import (
     Abort,
-    CacheTree,
-    Call,
-    CallReply,
     DetokenizerInbox,
     FrontInbox,
     Generate,
     Rejected,
     SchedulerInbox,
-    SchedulerStats,
     Shutdown,
     TokenDelta,
     pack_ids,
     unpack_ids,
 )
 from srt.plan import Plan, StepHandle
+from srt.stats import SchedulerStats
 from tests.scheduler.oracle import Oracle, Stream, generate, message
 
 PATIENCE_SECONDS = 20.0

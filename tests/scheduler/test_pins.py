@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from srt.messages import CacheReport, PinReport, PinWish
+from srt.cache_messages import CacheReport, PinReport, PinWish
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 

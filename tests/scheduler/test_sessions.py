@@ -6,7 +6,8 @@ from typing import Any
 
 from radix import PagePool, RadixTree
 from scheduler.sessions import Sessions
-from srt.messages import Session, SessionMark, SessionState, pack_ids
+from srt.cache_messages import Session, SessionMark, SessionState
+from srt.messages import pack_ids
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 

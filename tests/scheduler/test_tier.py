@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scheduler import cache_calls
-from srt.messages import NAMESPACE_SEPARATOR, Call, pack_ids
+from srt.cache_messages import Call
+from srt.messages import NAMESPACE_SEPARATOR, pack_ids
 from tests.scheduler.bench import Bench
 from tests.scheduler.oracle import generate
 

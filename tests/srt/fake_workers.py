@@ -17,15 +17,12 @@ from typing import Any
 import msgspec
 import zmq
 
+from srt.cache_messages import CacheNode, CacheTree, Call, CallReply
 from srt.child import Phases, StartError, run_worker
 from srt.config import inbox_path, read_detokenizer_config, read_scheduler_config, read_tokenizer_config
 from srt.ipc import Inbox, Outbox
 from srt.messages import (
     Abort,
-    CacheNode,
-    CacheTree,
-    Call,
-    CallReply,
     ChatPrompt,
     DetokenizerInbox,
     Finish,
@@ -35,7 +32,6 @@ from srt.messages import (
     Remember,
     RequestTimes,
     SchedulerInbox,
-    SchedulerStats,
     Shutdown,
     StepOutput,
     Submit,
@@ -49,6 +45,7 @@ from srt.messages import (
     pack_ids,
     unpack_ids,
 )
+from srt.stats import SchedulerStats
 
 TICK_SECONDS = 0.001
 

@@ -13,8 +13,9 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from srt.cache_messages import CallReply
 from srt.ipc import Inbox, Outbox
-from srt.messages import Abort, CallReply, FrontInbox, SchedulerInbox, Shutdown, pack_ids, unpack_ids
+from srt.messages import Abort, FrontInbox, SchedulerInbox, Shutdown, pack_ids, unpack_ids
 
 
 @pytest.fixture

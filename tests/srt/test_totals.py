@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from srt.messages import SchedulerStats
+from srt.stats import SchedulerStats
 from srt.totals import RunningTotals
 
 
