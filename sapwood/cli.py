@@ -48,6 +48,7 @@ SERVE_FLAGS = (
     Flag("quantization", ("int8", "int4"), "hold the weights in fewer bits than --dtype: faster and less exact"),
     Flag("kv_cache_dtype", ("auto", "bfloat16", "int8"), "numbers to keep K and V in (default: those of --dtype)"),
     Flag("threads", int, "threads of the forward pass (default: every core)"),
+    Flag("pin_threads", bool, "keep each of them on a core of its own; not for two servers on the same cores"),
     Flag("attention_backend", ("auto", "native", "torch"), "kernels to use"),
     Flag("context_length", int, "longest prompt and output together (default: the model's)"),
     Flag("page_size", int, "tokens in a page of the KV pool"),

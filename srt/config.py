@@ -37,6 +37,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # The number format of the page pool; auto: that of --dtype.
     kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
     threads: int | None = None
+    pin_threads: bool = False
     attention_backend: Literal["auto", "native", "torch"] = "auto"
     # Memory
     context_length: int | None = None
@@ -129,6 +130,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # The number formats of the weights and of the page pool, where they are not `dtype`.
     quantization: str | None = None
     kv_dtype: str | None = None
+    # Each thread of the forward pass stays on a core of its own.
+    pin_threads: bool = False
     max_queued_per_tenant: int | None = None
     # Seconds that a request may wait for its first admission.
     queue_timeout: float | None = None

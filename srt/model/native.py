@@ -13,6 +13,8 @@ import logging
 import mmap
 import threading
 import weakref
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from srt.model.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
 from srt.model.interface import ForwardBatch
 from srt.model.kernels.build import BuildFailed, Variant, build_library, host_variants
 from srt.model.kernels.check import check_batch, check_copies, check_tokens
+from srt.model.pinning import pinned
 from srt.model.rope import inverse_frequencies
 from srt.model.weights import TensorSource, check_tensors, norm_names, open_tensors
 from srt.plan import Int32Array
@@ -207,11 +210,13 @@ class NativeModel:
         quantization: str | None = None,
         kv_dtype: str | None = None,
         kernels: Kernels | None = None,
+        cores: Sequence[int] = (),
     ) -> None:
         """Load the weights of `folder` in `dtype` (torch.float32 or torch.bfloat16) and reserve the KV pool.
 
         `share_prefixes`: rows whose page tables begin alike are computed together against the pages they share.
         `kernels`: those of `load_kernels(dtype, None, quantization, kv_dtype)` unless they are given.
+        `cores`: where all threads but the first, which is the caller's, are to stay; empty: anywhere.
         Raises NativeUnavailable when there are no kernels, BrokenModelFolder when the folder's tensors are wrong.
         """
         name = str(dtype).removeprefix("torch.")
@@ -224,7 +229,8 @@ class NativeModel:
         self._dtype = dtype
         self._lock = threading.Lock()
         library = self.kernels.library
-        self._handle = library.sapwood_create(ctypes.byref(self._spec(threads)))
+        with pinned(cores) if cores else nullcontext():
+            self._handle = library.sapwood_create(ctypes.byref(self._spec(threads)))
         if not self._handle:
             raise MemoryError("not enough memory for the packed weights")
         self._finalizer = weakref.finalize(self, library.sapwood_destroy, self._handle)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from srt.model.kv_pool import TorchKVPool
 from srt.model.llama import TorchModel
 from srt.model.native import QUANTIZATIONS, Kernels, NativeModel, NativeUnavailable, load_kernels
 from srt.model.native_sampling import NativeChooser
+from srt.model.pinning import cores_for, pin_this_thread
 from srt.model.step import StepRunner
 from srt.model.weights import load_weights
 from srt.plan import PageMemory, Plan, StepResult
@@ -47,7 +48,7 @@ class ForwardWorker:
 
     With `overlap` off, `launch` runs the step before it returns; results are the same.  `threads`: how many the
     tensor library may use for one operation, None to leave that as it is.  `chooser`: what picks the tokens, torch
-    unless it is given.  `memory`: the pages that plans name.
+    unless it is given.  `core`: where the thread that runs the steps is to stay.  `memory`: the pages that plans name.
     """
 
     def __init__(
@@ -56,14 +57,15 @@ class ForwardWorker:
         overlap: bool = True,
         threads: int | None = None,
         chooser: Chooser | None = None,
+        core: int | None = None,
     ) -> None:
         self._steps = StepRunner(model, chooser)
         self.memory: PageMemory = model.kv
         self._thread: ThreadPoolExecutor | None = None
         if overlap:
-            self._thread = ThreadPoolExecutor(1, "forward", initializer=_set_threads, initargs=(threads,))
+            self._thread = ThreadPoolExecutor(1, "forward", initializer=_set_threads, initargs=(threads, core))
         else:
-            _set_threads(threads)
+            _set_threads(threads, core)
 
     def launch(self, plan: Plan) -> WorkerHandle:
         """Queue a step behind those launched before.  A step that fails does not keep later ones from running."""
@@ -77,10 +79,12 @@ class ForwardWorker:
             self._thread.shutdown(wait=True)
 
 
-def _set_threads(threads: int | None) -> None:
+def _set_threads(threads: int | None, core: int | None) -> None:
     # OpenMP keeps this per thread: it counts for the thread that computes.
     if threads is not None:
         torch.set_num_threads(threads)
+    if core is not None:
+        pin_this_thread(core)
 
 
 def _completed(step: Callable[[], StepResult]) -> Future[StepResult]:
@@ -105,13 +109,14 @@ def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:
         model_config = read_model_config(Path(config.model.path))
         with phases("kernels"):
             kernels = choose_kernels(config.attention_backend, config.dtype, config.quantization, config.kv_dtype)
+        cores = choose_cores(config, kernels)
         with phases("weights"):
-            model = load_model(config, model_config, kernels)
+            model = load_model(config, model_config, kernels, cores)
     except UnsupportedModel as error:
         raise StartError(str(error)) from error
     # The kernels have threads of their own; torch's would only be in their way between two steps.
     if isinstance(model, NativeModel):
-        return ForwardWorker(model, config.overlap, 1, NativeChooser(model))
+        return ForwardWorker(model, config.overlap, 1, NativeChooser(model), cores[0] if cores else None)
     return ForwardWorker(model, config.overlap, config.threads)
 
 
@@ -138,12 +143,33 @@ def choose_kernels(
         return None
 
 
-def load_model(config: SchedulerConfig, model_config: ModelConfig, kernels: Kernels | None) -> LanguageModel:
-    """The model with its weights and its page pool.  Raises BrokenModelFolder."""
+def choose_cores(config: SchedulerConfig, kernels: Kernels | None) -> list[int]:
+    """A core for each thread where they are to be pinned, else none.  Raises StartError."""
+    if not config.pin_threads:
+        return []
+    if kernels is None:
+        raise StartError("--pin-threads: only the native kernels do that, not torch")
+    try:
+        return cores_for(config.threads)
+    except ValueError as error:
+        raise StartError(f"--pin-threads: {error}") from error
+
+
+def load_model(
+    config: SchedulerConfig, model_config: ModelConfig, kernels: Kernels | None, cores: Sequence[int] = ()
+) -> LanguageModel:
+    """The model with its weights and its page pool; `cores`: of its threads.  Raises BrokenModelFolder."""
     folder, dtype = Path(config.model.path), getattr(torch, config.dtype)
     if kernels is not None:
         return NativeModel(
-            model_config, folder, dtype, config.num_pages, config.page_size, config.threads, kernels=kernels
+            model_config,
+            folder,
+            dtype,
+            config.num_pages,
+            config.page_size,
+            config.threads,
+            kernels=kernels,
+            cores=cores[1:],
         )
     kv_dtype = None if config.kv_dtype is None else getattr(torch, config.kv_dtype)
     pool = TorchKVPool(model_config, dtype, config.num_pages, config.page_size, kv_dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -331,6 +332,11 @@ def test_the_executor_that_a_configuration_asks_for_computes_the_reference(tiny_
         ({"quantization": "int2"}, "--quantization int2: choose int8 or int4"),
         ({"quantization": "int4"}, "--quantization int4: only the native kernels"),
         ({"quantization": "int8"}, "--quantization int8: only the native kernels"),
+        ({"pin_threads": True}, "--pin-threads: only the native kernels"),
+        (
+            {"pin_threads": True, "threads": 1000, "attention_backend": "native"},
+            "--pin-threads: 1000 threads cannot have a core each",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_a_start_error_that_names_the_flag(
@@ -338,6 +344,20 @@ def test_what_cannot_be_built_is_a_start_error_that_names_the_flag(
 ) -> None:
     with pytest.raises(StartError, match=named):
         build_executor(scheduler_config(tiny_model, **changes), Phases())
+
+
+def test_pinned_threads_have_a_core_each_and_the_same_tokens(tiny_model: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    before = set(os.listdir("/proc/self/task"))
+    config = scheduler_config(tiny_model, attention_backend="native", pin_threads=True, threads=len(cores))
+    worker = build_executor(config, Phases())
+    plan = PlanDriver(PAGE_SIZE).plan([(Request(0, [4, 5, 6]), 3)])
+    assert worker.launch(plan).wait().token_ids.tolist() == [int(reference_logits(tiny_model, [4, 5, 6])[-1].argmax())]
+    started = set(os.listdir("/proc/self/task")) - before
+    held = [os.sched_getaffinity(int(thread)) for thread in started]
+    assert sorted(core for mask in held if len(mask) == 1 for core in mask) == cores
+    worker.close()
+    assert sorted(os.sched_getaffinity(0))[:2] == cores, "the caller runs where it did"
 
 
 def test_a_folder_without_weights_is_a_start_error_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
