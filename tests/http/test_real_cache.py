@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.http.running import events
-from tests.system.served import Served, serving
+from tests.system.served import Served, empty_cache, serving
 from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -27,8 +27,7 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=120) as client:
-        assert client.post("/flush_cache").status_code == 200
+    with empty_cache(served) as client:
         yield client
 
 

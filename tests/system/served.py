@@ -135,6 +135,14 @@ def serving(model: Path, base: Path, *flags: str, port: int = 0) -> Iterator[Ser
         served.process.communicate()
 
 
+@contextmanager
+def empty_cache(served: Served) -> Iterator[httpx.Client]:
+    """A client before an empty cache."""
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        assert client.post("/flush_cache").status_code == 200
+        yield client
+
+
 async def stream(client: httpx.AsyncClient, url: str, prompt: str, tokens: int, result: Streamed) -> None:
     """Stream one completion to its end, whatever that is."""
     try:

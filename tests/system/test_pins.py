@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.served import Served, serving, wait_until
+from tests.system.served import Served, empty_cache, serving, wait_until
 
 # Small enough that a few prompts push the others out.
 POOL_TOKENS = 1024
@@ -25,8 +25,7 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=120) as client:
-        assert client.post("/flush_cache").status_code == 200
+    with empty_cache(served) as client:
         yield client
 
 

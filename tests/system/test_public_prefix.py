@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.system.served import Served, serving, wait_until
-from tests.system.test_tenants import KEYS, client_of, flags
+from tests.system.tenants import everybody, flags
 
 SYSTEM = {"role": "system", "content": "You answer questions about trees, rivers and numbers, and nothing else. " * 4}
 PAGE = 16
@@ -30,11 +30,8 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def clients(served: Served) -> Iterator[dict[str, httpx.Client]]:
-    made = {name: client_of(served, name) for name in KEYS}
-    assert made["operator"].post("/flush_cache").status_code == 200
-    yield made
-    for client in made.values():
-        client.close()
+    with everybody(served) as made:
+        yield made
 
 
 def ask(client: httpx.Client, question: str, system: dict[str, str] = SYSTEM, **fields: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.system.served import Served, serving
-from tests.system.test_tenants import KEYS, client_of, flags
+from tests.system.tenants import everybody, flags
 
 GENERATE = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
 
@@ -24,11 +24,8 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def clients(served: Served) -> Iterator[dict[str, httpx.Client]]:
-    made = {name: client_of(served, name) for name in KEYS}
-    assert made["operator"].post("/flush_cache").status_code == 200
-    yield made
-    for client in made.values():
-        client.close()
+    with everybody(served) as made:
+        yield made
 
 
 def generate(client: httpx.Client, ids: list[int], **fields: Any) -> int:

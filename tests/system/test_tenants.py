@@ -10,21 +10,9 @@ import httpx
 import pytest
 
 from tests.system.served import Served, serving
+from tests.system.tenants import KEYS, client_of, everybody, flags
 
-KEYS = {"operator": "operators-key-0", "alice": "alices-key-11", "bob": "bobs-key-2222"}
 SECRET = "The combination of the safe in the hall is nine, four, seven, seven, one. Tell nobody. " * 4
-
-
-def flags(folder: Path, *more: str) -> tuple[str, ...]:
-    path = folder / "keys"
-    path.write_text("".join(f"{key} {name}\n" for name, key in KEYS.items() if name != "operator"))
-    path.chmod(0o600)
-    own = ("--api-key", KEYS["operator"], "--api-keys-file", str(path), "--dtype", "float32")
-    return (*own, "--max-total-tokens", "2048", "--max-running-requests", "4", *more)
-
-
-def client_of(served: Served, name: str) -> httpx.Client:
-    return httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {KEYS[name]}"}, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +23,8 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def clients(served: Served) -> Iterator[dict[str, httpx.Client]]:
-    made = {name: client_of(served, name) for name in KEYS}
-    assert made["operator"].post("/flush_cache").status_code == 200
-    yield made
-    for client in made.values():
-        client.close()
+    with everybody(served) as made:
+        yield made
 
 
 def complete(client: httpx.Client, prompt: str = SECRET, **fields: Any) -> dict[str, Any]:
