@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -30,4 +31,6 @@ async def main() -> None:
         del streams
 
 
+# A shell that starts something in the background lets it ignore SIGINT, and with it everything below.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(main())

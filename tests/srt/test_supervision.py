@@ -272,11 +272,14 @@ def test_signals_to_the_whole_group_do_not_reach_the_workers(run_base: Path) -> 
         text=True,
         process_group=0,
     )
-    with parent:
-        assert parent.stdout is not None
+    assert parent.stdout is not None
+    with parent.stdout:
         pids = list(json.loads(parent.stdout.readline()).values())
         os.killpg(parent.pid, signal.SIGINT)
-        parent.wait()
+        try:
+            parent.wait(60.0)
+        finally:
+            parent.kill()
     wait_until_gone(pids)
     assert os.listdir(run_base) == []
 
