@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ from srt.model.config import ModelConfig, read_model_config
 from srt.model.native import NativeModel
 
 KV_LIMIT = 3072
+# Some servers go on spinning for a while after their last request.
+PAUSE_SECONDS = 5.0
 SMALL_POOL = {"thrash64"}
 # The peers of a figure for one stream are those with weights of about the same size.
 QUANTIZED = {"sapwood int8", "sapwood int4", "llama.cpp Q4_1"}
@@ -176,6 +179,7 @@ def processor_seconds(session: int) -> tuple[float, float]:
 
 def measure(server: Server, workload: str, words: Words, result: Result) -> None:
     """One run, and how much others took of the machine meanwhile."""
+    time.sleep(PAUSE_SECONDS)
     everything, served = processor_seconds(server.pid)
     own = sum(os.times()[:2])
     run = run_once(server, workload, words)

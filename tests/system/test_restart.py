@@ -44,7 +44,8 @@ def scheduler(served: Served) -> dict[str, Any]:
 
 
 def wait_for_blocks(served: Served, count: int) -> None:
-    wait_until(lambda: scheduler(served)["disk_blocks"] >= count)
+    # There is no report until the scheduler has sent its first.
+    wait_until(lambda: bool(scheduler(served)) and scheduler(served)["disk_blocks"] >= count)
 
 
 def kill_everything(served: Served) -> None:
