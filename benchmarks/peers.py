@@ -80,6 +80,10 @@ class Result:
         return statistics.median(value(run) for run in self.runs)
 
 
+# By workload and engine.
+Results = dict[tuple[str, str], Result]
+
+
 def engines(arguments: argparse.Namespace) -> list[Engine]:
     """Those whose programs are named, Sapwood first."""
     model = arguments.model
@@ -243,9 +247,6 @@ def compete(servers: dict[str, Server], workloads: list[str], arguments: argpars
                 measure(server, workload, Words(folder, arguments.seed + index), result)
                 print(f"{workload} run {index + 1}: {name} {result.runs[-1].wall:.2f} s, other {result.other[-1]:.2f}")
     return results
-
-
-Results = dict[tuple[str, str], Result]
 
 
 def report(results: Results, least: dict[str, float]) -> None:

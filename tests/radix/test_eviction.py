@@ -138,8 +138,10 @@ def test_a_lock_that_splits_a_node_gives_it_a_use_of_its_own() -> None:
     assert matched_quietly(tree, run) == 8, "the other run was used before the lock"
 
 
-def test_lru_lets_go_first_of_what_is_done_and_later_of_what_waits() -> None:
-    pool, tree = fresh_tree(100, 4)
+@pytest.mark.parametrize("name", ["lru", "adaptive"])
+def test_what_is_done_goes_first_and_what_waits_goes_last(name: str) -> None:
+    pool = PagePool(100, 4)
+    tree = RadixTree(pool, policy_by_name(name))
     for run in range(5):
         put(pool, tree, [run] * 8)
     assert tree.hint("", packed([0] * 8), Hint.WAITING)

@@ -57,19 +57,6 @@ def test_a_conversation_that_went_on_often_outlives_younger_ones_that_never_did(
     assert [matched_quietly(tree, [50 + run] * 4) for run in range(3)] == [0, 0, 0]
 
 
-def test_what_is_done_goes_first_and_what_waits_goes_last() -> None:
-    pool, tree = adaptive_tree(100)
-    for run in range(5):
-        put(pool, tree, [run] * 8)
-    assert tree.hint("", packed([0] * 8), Hint.WAITING)
-    assert tree.hint("", packed([3] * 8), Hint.DONE)
-    for gone in (3, 1, 2, 4, 0):
-        assert matched_quietly(tree, [gone] * 8) == 8
-        tree.evict(2)
-        assert matched_quietly(tree, [gone] * 8) == 0
-        tree.check()
-
-
 def test_a_hint_holds_until_the_run_is_used_again() -> None:
     pool, tree = adaptive_tree(100)
     serve(pool, tree, [1] * 8)

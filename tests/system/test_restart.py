@@ -45,7 +45,7 @@ def scheduler(served: Served) -> dict[str, Any]:
 
 def wait_for_blocks(served: Served, count: int) -> None:
     # There is no report until the scheduler has sent its first.
-    wait_until(lambda: bool(scheduler(served)) and scheduler(served)["disk_blocks"] >= count)
+    wait_until(lambda: (scheduler(served) or {"disk_blocks": 0})["disk_blocks"] >= count)
 
 
 def kill_everything(served: Served) -> None:
