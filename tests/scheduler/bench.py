@@ -24,6 +24,11 @@ from tests.scheduler.oracle import Oracle, Stream, message
 IDENTITY = b"an oracle"
 
 
+def prompt_of(length: int, first: int = 100) -> list[int]:
+    """Distinct tokens."""
+    return list(range(first, first + length))
+
+
 class Bench:
     """Drives a scheduler as its loop does.  `overlap` keeps one step in flight while the next is planned.
 
