@@ -25,7 +25,7 @@ import torch
 from srt.model.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
 from srt.model.interface import ForwardBatch
 from srt.model.kernels.build import BuildFailed, Variant, build_library, host_variants
-from srt.model.kernels.check import check_batch, check_copies, check_tokens
+from srt.model.kernels.check import STEP_ARRAYS, check_batch, check_copies, check_tokens
 from srt.model.pinning import pinned
 from srt.model.rope import inverse_frequencies
 from srt.model.weights import TensorSource, check_tensors, norm_names, open_tensors
@@ -63,9 +63,6 @@ class Spec(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("attention_cap", "final_cap")),
         *((name, ctypes.c_void_p) for name in ("inverse_frequencies", "windows", "kv")),
     )
-
-
-STEP_ARRAYS = ("token_ids", "positions", "out_slots", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
 
 
 class StepArrays(ctypes.Structure):
@@ -168,9 +165,10 @@ class NativeKVPool:
         self.pages = np.frombuffer(memory, np.uint8).reshape(-1, self.page_bytes)
 
     def copy_rows(self, copies: Int32Array) -> None:
-        """See `KVPool.copy_rows`.  Raises ValueError when a page or a number of rows is out of range."""
+        """See `KVPool.copy_rows`.  Raises ValueError when a page or a number of rows is out of range, or a page
+        would be copied onto itself."""
         check_copies(copies, num_pages=self.num_pages, page_size=self.page_size)
-        copies = np.ascontiguousarray(copies)
+        copies = np.require(copies, requirements=("C", "ALIGNED"))
         self._kernels.library.sapwood_copy_rows(self.pages.ctypes.data, *self._shape, copies.ctypes.data, len(copies))
 
     def read_page(self, page: int) -> bytes:
@@ -304,15 +302,11 @@ class NativeModel:
 
     def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
         """See `LanguageModel.forward`.  Raises ValueError, which names the array, when the batch is not sound."""
-        logits = torch.empty((len(logit_tokens), self.config.vocab_size), dtype=torch.float32)
-        self._run(batch, logit_tokens, logits, want_logits=True)
-        return logits
+        return self._run(batch, "logit_tokens", logit_tokens, want_logits=True)
 
     def forward_hidden(self, batch: ForwardBatch, tokens: Int32Array) -> torch.Tensor:
         """See `LanguageModel.forward_hidden`.  Raises ValueError as `forward` does."""
-        hidden = torch.empty((len(tokens), self.config.hidden_size), dtype=self._dtype)
-        self._run(batch, tokens, hidden, want_logits=False)
-        return hidden
+        return self._run(batch, "tokens", tokens, want_logits=False)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `LanguageModel.project`."""
@@ -346,9 +340,11 @@ class NativeModel:
             self.kernels.library.sapwood_peaks(self._handle, ctypes.byref(operations), ctypes.byref(read))
         return operations.value, read.value
 
-    def _run(self, batch: ForwardBatch, wanted: Int32Array, out: torch.Tensor, *, want_logits: bool) -> None:
+    def _run(self, batch: ForwardBatch, name: str, wanted: Int32Array, *, want_logits: bool) -> torch.Tensor:
         check_batch(batch, vocab_size=self.config.vocab_size, num_pages=self.kv.num_pages, page_size=self.kv.page_size)
-        check_tokens("logit_tokens", wanted, len(batch.token_ids))
+        check_tokens(name, wanted, len(batch.token_ids))
+        columns = self.config.vocab_size if want_logits else self.config.hidden_size
+        out = torch.empty((len(wanted), columns), dtype=torch.float32 if want_logits else self._dtype)
         arrays = {name: getattr(batch, name).ctypes.data for name in STEP_ARRAYS}
         step = StepArrays(
             tokens=len(batch.token_ids),
@@ -364,3 +360,4 @@ class NativeModel:
             code = self.kernels.library.sapwood_forward(self._handle, ctypes.byref(step))
         if code:
             raise MemoryError("not enough memory for this step's activations")
+        return out

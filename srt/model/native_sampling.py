@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from srt.model.draw import DrawParams
-from srt.model.kernels.check import check_logits
+from srt.model.kernels.check import check_drawable, check_draws, check_logits
 from srt.model.native import NativeModel
 from srt.plan import Int32Array
 
@@ -19,7 +20,8 @@ DRAW_ROW = np.dtype(
 class NativeChooser:
     """Implements `srt.model.draw.Chooser` on the threads of a model.
 
-    Raises ValueError for logits that are not of the model's shape, and for rows that are not there.
+    Raises ValueError, which names what is wrong, for logits that are not of the model's shape, for rows that are not
+    there, and in `draw` for rows without a greatest logit and for settings that are not `DrawParams`.
     """
 
     def __init__(self, model: NativeModel) -> None:
@@ -44,14 +46,28 @@ class NativeChooser:
     def draw(self, logits: torch.Tensor, rows: list[int], params: DrawParams) -> Int32Array:
         """See `Chooser.draw`."""
         check_logits(logits, rows, self.vocab_size)
-        settings = np.empty(len(rows), DRAW_ROW)
-        settings["row"] = rows
-        settings["top_k"] = np.minimum(params.top_k, self.vocab_size)
-        settings["temperature"] = params.temperature.numpy()
-        settings["min_p"] = params.min_p
-        settings["top_p"] = params.top_p
-        settings["uniform"] = params.uniform.numpy()
+        check_drawable(logits, rows)
+        settings = self._settings(rows, params)
+        check_draws(settings)
         chosen = np.empty(len(rows), np.int32)
         if self._model.call("sapwood_draw", logits.data_ptr(), settings.ctypes.data, len(rows), chosen.ctypes.data):
             raise MemoryError("not enough memory to sample")
         return chosen
+
+    def _settings(self, rows: list[int], params: DrawParams) -> npt.NDArray[np.void]:
+        """DRAW_ROW [rows].  Raises ValueError when a setting is not given for each row."""
+        columns: dict[str, npt.NDArray[np.generic]] = {
+            "top_k": np.clip(params.top_k, 0, self.vocab_size),
+            "temperature": params.temperature.numpy(),
+            "min_p": np.array(params.min_p),
+            "top_p": np.array(params.top_p),
+            "uniform": params.uniform.numpy(),
+        }
+        settings = np.empty(len(rows), DRAW_ROW)
+        settings["row"] = rows
+        for name, values in columns.items():
+            # Assignment would stretch a single value over all rows.
+            if len(values) != len(rows):
+                raise ValueError(f"{name} has {len(values)} entries, expected {len(rows)}, one for each row")
+            settings[name] = values
+        return settings

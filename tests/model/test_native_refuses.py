@@ -88,7 +88,7 @@ def test_two_rows_that_write_one_slot_are_refused() -> None:
     batch = dataclasses.replace(
         sound_batch(), kv_indices=array(4, 9, 2, 2), out_slots=array(9 * 16 + 14, 9 * 16 + 15, 2 * 16, 2 * 16)
     )
-    with pytest.raises(ValueError, match="out_slots names a slot twice"):
+    with pytest.raises(ValueError, match="kv_indices has a page more than once"):
         check(batch)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -80,12 +81,15 @@ class Oracle:
             self.slots[opened.slot] = opened
             self.sampled[opened.slot] = list(opened.output_ids)
         for source, destination, rows in plan.copies.tolist():
+            assert source != destination, "no page is copied onto itself"
             a, b = source * self.page_size, destination * self.page_size
             self.memory[b : b + rows] = self.memory[a : a + rows].copy()
         ids = plan.token_ids.astype(np.int64)
         for index in np.nonzero(ids < 0)[0]:
             ids[index] = self.last[-int(ids[index]) - 1]
         assert len(set(plan.out_slots.tolist())) == plan.num_tokens, "no slot is written twice in a step"
+        tables, written = Counter(plan.kv_indices.tolist()), set((plan.out_slots // self.page_size).tolist())
+        assert all(tables[page] == 1 for page in written), "a page that is written is in one row's table, once"
         self.memory[plan.out_slots] = ids
         sampled = np.full(plan.num_rows, -1, dtype=np.int32)
         logprobs: dict[int, RowLogprobs] = {}
