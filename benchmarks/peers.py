@@ -126,7 +126,7 @@ def _vllm(arguments: argparse.Namespace) -> Start:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": "",
         }
-        return running(command, port, "/health", patience=400.0, environment=environment, log=log)
+        return running(command, port, "/health", patience=900.0, environment=environment, log=log)
 
     return start
 
