@@ -118,7 +118,12 @@ def _false_lengths(batch: ForwardBatch) -> Iterator[Damage]:
     empty = ForwardBatch(batch.page_size, nothing, nothing, nothing, zero, zero, nothing, nothing)
     yield Damage("kv_last_page_len", "of a step without rows", empty)
     for row, length in enumerate(batch.kv_last_page_len.tolist()):
-        for false in (0, -1, batch.page_size + 1, 2 * batch.page_size):
+        false_ones = [0, -1, batch.page_size + 1, 2 * batch.page_size]
+        new = int(batch.qo_indptr[row + 1] - batch.qo_indptr[row])
+        if batch.kv_indptr[row + 1] - batch.kv_indptr[row] == 1 < new:
+            # In range, but no room for the row's own tokens.
+            false_ones.append(new - 1)
+        for false in false_ones:
             positions = batch.positions.copy()
             positions[batch.qo_indptr[row] : batch.qo_indptr[row + 1]] += false - length
             lengths = changed(batch.kv_last_page_len, row, false)

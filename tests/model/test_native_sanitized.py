@@ -13,8 +13,15 @@ from srt.model.kernels.build import SOURCE_FOLDER, build_library, find_compiler,
 from srt.model.native import native_available
 from tests.model.families import save_family
 from tests.model.native_kernels import FORMATS
+from tests.model.sanitized_run import FAMILIES, HEAD_DIMS
 
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
+# Variant, and number formats as in FORMATS: those on the best, and others on variants with narrower vectors.
+RUNS = {
+    **{number_format: ("best", *formats) for number_format, formats in FORMATS.items()},
+    "int8-kv8 of avx2": ("avx2", "bfloat16", "int8", "int8"),
+    "float32-int4-kv16 of portable": ("portable", "float32", "int4", "bfloat16"),
+}
 
 
 def preload(compiler: str) -> str:
@@ -26,14 +33,28 @@ def preload(compiler: str) -> str:
     return " ".join(path.strip() for path in found)
 
 
-@pytest.mark.parametrize("number_format", FORMATS)
-def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path, number_format: str) -> None:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of every family the run takes, and with heads of every size."""
+    folder = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        save_family(family, folder / family)
+    for head_dim, (family, _) in HEAD_DIMS.items():
+        # One head of K and V; a vocabulary of whole blocks and layers that fill no panel.
+        sizes = {"vocab_size": 256, "hidden_size": 72, "intermediate_size": 104, "num_attention_heads": 2}
+        save_family(family, folder / str(head_dim), head_dim=head_dim, num_key_value_heads=1, **sizes)
+    return folder
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(models: Path, run: str) -> None:
     compiler = find_compiler()
     if compiler is None:
         assert not native_available()
         return
-    for case in ("qwen3", "mistral-window", "llama-many-heads-to-one", "gemma2", "gemma3"):
-        save_family(case, tmp_path / case)
+    name, *formats = RUNS[run]
+    variants = {variant.name: variant for variant in host_variants()}
+    variant = variants.get(name, host_variants()[0])
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -44,8 +65,15 @@ def test_every_path_of_the_kernels_is_clean_under_the_sanitizers(tmp_path: Path,
     }
 
     # Compiled before, since the compiler would run with the sanitizers in it too.
-    build_library(host_variants()[0], *FORMATS[number_format], sanitize=True)
-    command = [sys.executable, "-m", "tests.model.sanitized_run", str(tmp_path), number_format]
+    build_library(variant, *formats, sanitize=True)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.model.sanitized_run",
+        str(models),
+        variant.name,
+        *(f or "-" for f in formats),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip() == "clean"
