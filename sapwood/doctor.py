@@ -20,7 +20,6 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "numpy",
-    "pyzmq",
     "msgspec",
     "orjson",
     "uvloop",

@@ -20,9 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import zmq
 
 from srt.config import inbox_path
 from srt.ipc import Outbox
@@ -96,12 +93,12 @@ def watch_parent(watch_fd: int, run_dir: str) -> None:
 
 def run_worker(
     role: str,
-    serve: Callable[[Path, zmq.Context[Any], Phases, Callable[..., None]], None],
+    serve: Callable[[Path, Phases, Callable[..., None]], None],
     argv: list[str],
 ) -> int:
     """Run one worker process to its end and return its exit code.
 
-    `serve(settings_path, context, phases, ready)` does the work: it calls `ready(index, **facts)` once it can
+    `serve(settings_path, phases, ready)` does the work: it calls `ready(index, **facts)` once it can
     take messages, and returns when it was told to shut down.  A StartError (or any exception before `ready`)
     becomes a StartFailed message; an exception after it ends the process with a traceback in the log, which the
     parent notices as the death of the worker.
@@ -112,8 +109,7 @@ def run_worker(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name(f"sapwood-{role}")
     watch_parent(watch_fd, run_dir)
-    context: zmq.Context[Any] = zmq.Context()
-    front = Outbox(context, inbox_path(run_dir, "front"))
+    front = Outbox(inbox_path(run_dir, "front"))
     phases = Phases()
     is_ready = False
 
@@ -124,7 +120,7 @@ def run_worker(
 
     code = 0
     try:
-        serve(settings_path, context, phases, ready)
+        serve(settings_path, phases, ready)
     except Exception as error:
         code = 1
         if is_ready or not isinstance(error, StartError):
@@ -133,5 +129,4 @@ def run_worker(
             front.send(StartFailed(role, 0, str(error).splitlines()[0] if str(error) else type(error).__name__))
     finally:
         front.close(linger_seconds=1.0)
-        context.destroy(linger=0)
     return code

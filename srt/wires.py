@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-import zmq
 
 from srt.config import Role, inbox_path
 from srt.ipc import Inbox, Outbox
@@ -27,13 +25,11 @@ class Wires:
         self._run_dir = run_dir
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._context: zmq.Context[Any] = zmq.Context()
         self._outboxes: dict[Place, Outbox] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._inbox: Inbox[FrontInbox] = Inbox(self._context, inbox_path(run_dir, "front"), FrontInbox)
-        self._inbox_fd = int(self._inbox.socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._inbox_fd, self._read)
+        self._inbox: Inbox[FrontInbox] = Inbox(inbox_path(run_dir, "front"), FrontInbox)
+        self._loop.add_reader(self._inbox.fileno(), self._read)
 
     @property
     def malformed(self) -> int:
@@ -46,7 +42,7 @@ class Wires:
         if old is not None:
             old.close()
         role, index = place
-        self._outboxes[place] = Outbox(self._context, inbox_path(self._run_dir, role, index))
+        self._outboxes[place] = Outbox(inbox_path(self._run_dir, role, index))
 
     def send(self, place: Place, message: msgspec.Struct) -> None:
         """Send to a worker, now or as soon as it takes it."""
@@ -62,7 +58,7 @@ class Wires:
             self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
 
     def _read(self) -> None:
-        """Read until nothing is left: the descriptor tells of arrivals once, not for as long as something is there."""
+        """Read what is there; what has been taken in and not handed on is no longer told of by the descriptor."""
         for count, message in enumerate(self._inbox.drain(), start=1):
             self._on_message(message)
             if self._closed:
@@ -80,10 +76,9 @@ class Wires:
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self._inbox_fd)
+        self._loop.remove_reader(self._inbox.fileno())
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self._inbox.close()
         for outbox in self._outboxes.values():
             outbox.close()
-        self._context.destroy(linger=0)
