@@ -66,7 +66,14 @@ class DetokenizerCore:
         texts: list[TextDelta] = []
         stops: list[StopFound] = []
         for place, rid in enumerate(output.rids):
-            self._take(TokenDelta(rid, output.ids[4 * place : 4 * place + 4]), texts, stops)
+            packed = output.ids[4 * place : 4 * place + 4]
+            stream = self._streams.get(rid)
+            shown = None if stream is None else stream.whole_token(rid, packed)
+            if shown is None:
+                self._take(TokenDelta(rid, packed), texts, stops)
+            else:
+                self._streams.move_to_end(rid)
+                texts.append(shown)
         for delta in output.deltas:
             self._take(delta, texts, stops)
         return TextOutput(tuple(texts)), stops

@@ -18,20 +18,19 @@ from srt.tokenizer_file import parse_tokenizer_file, read_tokenizer_file
 RETRY_SECONDS = 0.02
 
 
-def serve(settings_path: Path, phases: Phases, ready: Callable[..., None]) -> None:
+def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
     """Detokenize until told to shut down.  Raises StartError when the model folder has no usable tokenizer."""
     config = read_detokenizer_config(settings_path)
     configure_logging(config.log_level, "detokenizer")
     with phases("tokenizer"):
         core = make_core(Path(config.model.path))
     inbox: Inbox[DetokenizerInbox] = Inbox(inbox_path(config.run_dir, "detokenizer"), DetokenizerInbox)
-    front = Outbox(inbox_path(config.run_dir, "front"))
     scheduler = Outbox(inbox_path(config.run_dir, "scheduler"))
     ready(0, decoding="bytes" if core.byte_level else "windows")
     try:
         _loop(core, inbox, front, scheduler)
     finally:
-        for socket in (inbox, front, scheduler):
+        for socket in (inbox, scheduler):
             socket.close()
 
 

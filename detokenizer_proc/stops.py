@@ -33,6 +33,15 @@ class StopMatcher:
         self._length = 0
 
     @property
+    def has_stops(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._automata)
+
+    def skip(self, characters: int) -> None:
+        """Take so many characters, where there is nothing to look for."""
+        self._length += characters
+
+    @property
     def safe(self) -> int:
         """How many characters of the text cannot belong to a stop string."""
         if self._best is not None:

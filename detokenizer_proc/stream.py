@@ -43,6 +43,9 @@ class Stream:
         self._vocabulary = vocabulary
         self._decoder = _make_decoder(vocabulary, decode, opening)
         self._matcher = StopMatcher(opening.stop)
+        # Whether a token that is a text by itself is shown as it comes, if none waits.
+        self._direct = vocabulary.byte_level and not self._matcher.has_stops
+        self._skip_special = opening.skip_special_tokens
         self._no_stop_trim = opening.no_stop_trim
         self._text = ""  # decoded, from offset _shown on
         self._shown = 0
@@ -54,6 +57,23 @@ class Stream:
         # The scheduler's last account, and the tokens that had come then.
         self._times = RequestTimes()
         self._timed_at = 0
+
+    def whole_token(self, rid: str, packed: bytes) -> TextDelta | None:
+        """What `step` says of one more token and nothing else, where that needs no thought: the token spells whole
+        characters, nothing waits, and no stop string is looked for.  None: it is `step` that has to be asked.
+
+        That is nearly every token of nearly every stream.
+        """
+        if not self._direct or self._waiting:
+            return None
+        text = self._vocabulary.whole_text(int.from_bytes(packed, "little"), self._skip_special)
+        if text is None:
+            return None
+        self._num_tokens += 1
+        self._given_out += 1
+        self._shown += len(text)
+        self._matcher.skip(len(text))
+        return TextDelta(rid, text, packed, completion_tokens=self._given_out)
 
     def step(self, delta: TokenDelta) -> tuple[TextDelta, int | None]:
         """What a step's tokens bring to show, and, if a stop string ended the output, the token that completed it.

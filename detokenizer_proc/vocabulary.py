@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from srt.tokenizer_file import TokenizerFile, byte_level_alphabet, parts_of
 
@@ -26,10 +26,25 @@ class Vocabulary:
     special: frozenset[int]
     byte_tokens: frozenset[int]
     byte_level: bool
+    # What `whole_text` has found so far.
+    _whole: dict[int, str] = field(default_factory=dict)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token; none for an id that no token has."""
         return (self.tokens[token_id] or b"") if 0 <= token_id < len(self.tokens) else b""
+
+    def whole_text(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """The text of a token that spells whole characters, where the text is that of the tokens' bytes; None for any
+        other, also for one that is not shown."""
+        text = self._whole.get(token_id)
+        if text is None and self.is_shown(token_id, skip_special_tokens):
+            try:
+                text = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                return None
+            if token_id not in self.special:
+                self._whole[token_id] = text
+        return text
 
     def is_shown(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether a token takes part in the text at all."""

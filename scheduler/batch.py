@@ -98,15 +98,18 @@ class Planner:
 
 def next_plan(step: int, last: Plan, decoding: list[Request]) -> Plan:
     """The plan behind `last` when the same requests decode and there is nothing else to do."""
-    page_size = np.int32(last.page_size)
-    positions = last.positions + np.int32(1)
-    rows = positions % page_size
+    one = np.int32(1)
+    positions = last.positions + one
     kv_indptr, kv_indices = last.kv_indptr, last.kv_indices
-    if np.count_nonzero(rows) == len(decoding):
+    last_page_len: Int32Array = last.kv_last_page_len + one
+    if last_page_len.max() <= last.page_size:
         # Nobody begins a page.
-        out_slots: Int32Array = last.out_slots + np.int32(1)
+        out_slots: Int32Array = last.out_slots + one
     else:
-        kv_indptr, kv_indices = _tables(decoding, positions // page_size + np.int32(1))
+        page_size = np.int32(last.page_size)
+        rows = positions % page_size
+        last_page_len = rows + one
+        kv_indptr, kv_indices = _tables(decoding, positions // page_size + one)
         out_slots = kv_indices[kv_indptr[1:] - 1] * page_size + rows
     if decoding[0].promised:
         token_ids = ~last.slots
@@ -122,9 +125,9 @@ def next_plan(step: int, last: Plan, decoding: list[Request]) -> Plan:
         qo_indptr=last.qo_indptr,
         kv_indptr=kv_indptr,
         kv_indices=kv_indices,
-        kv_last_page_len=rows + np.int32(1),
+        kv_last_page_len=last_page_len,
         samples=last.samples,
-        copies=np.empty((0, 3), dtype=np.int32),
+        copies=last.copies[:0],
         prompt_logprobs=last.prompt_logprobs,
         prompt_next=last.prompt_next,
     )

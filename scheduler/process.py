@@ -263,7 +263,7 @@ def fault_of(core: Scheduler) -> str:
     return ""
 
 
-def serve(settings_path: Path, phases: Phases, ready: Callable[..., None]) -> None:
+def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
     """Run the scheduler process; see `srt.child.run_worker`."""
     config = read_scheduler_config(settings_path)
     configure_logging(config.log_level, "scheduler")
@@ -280,12 +280,11 @@ def serve(settings_path: Path, phases: Phases, ready: Callable[..., None]) -> No
             opened = open_tier(config, executor.memory)
     core = build_core(config, None if opened is None else opened.tier, executor.memory)
     detokenizer = Outbox(inbox_path(config.run_dir, "detokenizer"))
-    front = Outbox(inbox_path(config.run_dir, "front"))
     ready(0, page_size=config.page_size, pages=config.num_pages, policy=config.schedule_policy)
     wake = None if opened is None else opened.wake.fd
     with garbage.few_collections():
         Loop(core, executor, inbox, detokenizer, front, config.overlap, wake=wake).run()
     if opened is not None:
         opened.close()
-    for socket in (inbox, detokenizer, front):
+    for socket in (inbox, detokenizer):
         socket.close()

@@ -161,17 +161,19 @@ class _Sample:
     def note(self, delta: TextDelta, now: float) -> None:
         """Take over the counters of a delta that has just come."""
         self.reported = True
-        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if delta.cached_tokens > self.cached_tokens:
+            self.cached_tokens = delta.cached_tokens
         if delta.times is not None:
             self.clock.told(delta.times)
-        tokens = max(0, delta.completion_tokens - self.completion_tokens)
-        self.completion_tokens += tokens
         self.finish = delta.finish
-        self.cache_report = self.cache_report or delta.cache_report
+        if self.cache_report is None:
+            self.cache_report = delta.cache_report
         self.texts.append(delta.text)
         self.ids.append(delta.ids)
-        if not tokens:
+        tokens = delta.completion_tokens - self.completion_tokens
+        if tokens <= 0:
             return
+        self.completion_tokens = delta.completion_tokens
         self.clock.tokens(tokens, now)
         if self.first_at is None:
             self.first_at = now
@@ -268,19 +270,13 @@ class Answer:
                     yield index, merge_deltas(self._pending.pop(index))
                 elif self.failure is not None:
                     raise self.failure
-                elif self.ended:
+                elif self._ended_at is not None:
                     return
                 else:
-                    await self._something()
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
         finally:
             self.abort()
-
-    async def _something(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     async def collect(self) -> list[TextDelta]:
         """The whole answer at once, one delta for each sample.  Raises RequestFailed as iteration does."""
@@ -301,11 +297,15 @@ class Answer:
 
     def deliver(self, index: int, delta: TextDelta) -> None:
         """Called by the front: new text of one sample."""
-        if self.ended or self._samples[index].finish is not None:
+        if self._ended_at is not None or self._samples[index].finish is not None:
             return
-        self.prompt_tokens = max(self.prompt_tokens, delta.prompt_tokens)
+        if delta.prompt_tokens > self.prompt_tokens:
+            self.prompt_tokens = delta.prompt_tokens
         finish = delta.finish
-        if finish is not None and (finish.reason == "error" or finish.status is not None):
+        if finish is None:
+            self._put(index, delta)
+            return
+        if finish.reason == "error" or finish.status is not None:
             self._put(index, msgspec.structs.replace(delta, finish=None))
             self._samples[index].finish = finish
             self.fail(RequestFailed(finish.status or 500, finish.message or "the request failed in the model"))
@@ -323,8 +323,12 @@ class Answer:
 
     def _put(self, index: int, delta: TextDelta) -> None:
         self._samples[index].note(delta, self._clock())
-        self._pending.setdefault(index, []).append(delta)
-        self._wake()
+        pending = self._pending.get(index)
+        if pending is None:
+            self._pending[index] = [delta]
+            self._wake()
+        else:
+            pending.append(delta)
 
     def _end(self, running: tuple[str, ...]) -> None:
         self._ended_at = self._clock()

@@ -93,12 +93,12 @@ def watch_parent(watch_fd: int, run_dir: str) -> None:
 
 def run_worker(
     role: str,
-    serve: Callable[[Path, Phases, Callable[..., None]], None],
+    serve: Callable[[Path, Outbox, Phases, Callable[..., None]], None],
     argv: list[str],
 ) -> int:
     """Run one worker process to its end and return its exit code.
 
-    `serve(settings_path, phases, ready)` does the work: it calls `ready(index, **facts)` once it can
+    `serve(settings_path, front, phases, ready)` does the work: it calls `ready(index, **facts)` once it can
     take messages, and returns when it was told to shut down.  A StartError (or any exception before `ready`)
     becomes a StartFailed message; an exception after it ends the process with a traceback in the log, which the
     parent notices as the death of the worker.
@@ -120,7 +120,7 @@ def run_worker(
 
     code = 0
     try:
-        serve(settings_path, phases, ready)
+        serve(settings_path, front, phases, ready)
     except Exception as error:
         code = 1
         if is_ready or not isinstance(error, StartError):

@@ -407,7 +407,8 @@ class Front:
                     found = self._samples.get(delta.rid)
                     if found is not None:
                         answer, index = found
-                        self._tokenizing.pop(answer.id, None)
+                        if self._tokenizing:
+                            self._tokenizing.pop(answer.id, None)
                         answer.deliver(index, delta)
             case Tokenized():
                 self._on_tokenized(message)

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
-import selectors
+import select
 import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -72,7 +73,7 @@ class _Connection:
         self.socket = connected
         self._unfinished = bytearray()
 
-    def read(self, frames: deque[bytearray]) -> bool:
+    def read(self, frames: deque[bytes | bytearray]) -> bool:
         """Append the frames that are there whole; False when the sender is gone.
 
         Raises ValueError where a frame would be longer than any is: what follows cannot be told from noise.
@@ -86,13 +87,17 @@ class _Connection:
                 return False
             if not data:
                 return False
+            if not self._unfinished and len(data) - LENGTH_BYTES == int.from_bytes(data[:LENGTH_BYTES], "little"):
+                # One whole frame: so it is nearly always.
+                frames.append(data[LENGTH_BYTES:])
+                return True
             self._unfinished += data
             self._cut(frames)
             if len(data) < READ_BYTES:
                 return True
         return True
 
-    def _cut(self, frames: deque[bytearray]) -> None:
+    def _cut(self, frames: deque[bytes | bytearray]) -> None:
         buffer, begin = self._unfinished, 0
         while len(buffer) - begin >= LENGTH_BYTES:
             size = int.from_bytes(buffer[begin : begin + LENGTH_BYTES], "little")
@@ -106,10 +111,26 @@ class _Connection:
         del buffer[:begin]
 
 
-class Inbox(Generic[MessageT]):
-    """The socket that a process reads.  `message_types` is the union of what may arrive."""
+class Watch(Protocol):
+    """Who looks after descriptors that may become readable: `select.poll`, or an event loop."""
 
-    def __init__(self, path: str, message_types: Any) -> None:
+    def register(self, fd: int, eventmask: int, /) -> object:
+        """Tell of this descriptor from now on."""
+        ...
+
+    def unregister(self, fd: int, /) -> object:
+        """Tell of it no more."""
+        ...
+
+
+class Inbox(Generic[MessageT]):
+    """The socket that a process reads.  `message_types` is the union of what may arrive.
+
+    With a `watch` somebody else waits: `take_in` is to be called for each descriptor that has become readable, and the
+    messages are those of `arrived`.
+    """
+
+    def __init__(self, path: str, message_types: Any, watch: Watch | None = None) -> None:
         """Takes the place of an earlier process's socket at `path`."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -117,15 +138,13 @@ class Inbox(Generic[MessageT]):
         self._listener.bind(path)
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connections: dict[int, _Connection] = {}
         # Arrived and not read yet.
-        self._frames: deque[bytearray] = deque()
+        self._frames: deque[bytes | bytearray] = deque()
         self._decode: Decoder[MessageT] = Decoder(message_types, os.path.basename(path))
-
-    def fileno(self) -> int:
-        """A descriptor that is readable as long as `drain` would find something new."""
-        return self._selector.fileno()
+        self._poll = select.poll()
+        self._watch: Watch = self._poll if watch is None else watch
+        self._watch.register(self._listener.fileno(), select.POLLIN)
 
     @property
     def malformed(self) -> int:
@@ -138,74 +157,79 @@ class Inbox(Generic[MessageT]):
         `other`: a file descriptor that may become readable instead.
         """
         if other is None:
-            return self._wait(timeout_seconds)
-        self._selector.register(other, selectors.EVENT_READ)
+            return self._wait(timeout_seconds, None)
+        self._poll.register(other, select.POLLIN)
         try:
-            return self._wait(timeout_seconds)
+            return self._wait(timeout_seconds, other)
         finally:
-            self._selector.unregister(other)
+            self._poll.unregister(other)
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float | None, other: int | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._frames:
-            events = self._selector.select(timeout)
-            if self._take_in(events):
-                return True
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            events = self._poll.poll(None if left is None else math.ceil(left * 1000))
+            for fd, _ in events:
+                if fd == other:
+                    return True
+                self.take_in(fd)
             # A connection that came or went is nothing to read.
-            if deadline is not None:
-                timeout = deadline - time.monotonic()
-                if timeout <= 0:
-                    break
+            if left == 0.0:
+                break
         return bool(self._frames)
 
     def drain(self) -> Iterator[MessageT]:
         """Everything that has arrived, without blocking."""
         if not self._frames:
-            self._take_in(self._selector.select(0))
+            for fd, _ in self._poll.poll(0):
+                self.take_in(fd)
+        return self.arrived() if self._frames else iter(())
+
+    def arrived(self) -> Iterator[MessageT]:
+        """What has been taken in and not been read."""
         while self._frames:
             message = self._decode(self._frames.popleft())
             if message is not None:
                 yield message
 
-    def _take_in(self, events: list[tuple[selectors.SelectorKey, int]]) -> bool:
-        """Read what is ready; True when a descriptor is that is not ours."""
-        foreign = False
-        for key, _ in events:
-            if key.data is not None:
-                self._read(key.data)
-            elif key.fileobj is self._listener:
-                self._accept()
-            else:
-                foreign = True
-        return foreign
-
-    def _accept(self) -> None:
-        try:
-            connected, _ = self._listener.accept()
-        except OSError:
-            # It went again before we came.
-            return
-        connected.setblocking(False)
-        connection = _Connection(connected)
-        self._selector.register(connected, selectors.EVENT_READ, connection)
-        self._read(connection)
-
-    def _read(self, connection: _Connection) -> None:
+    def take_in(self, fd: int) -> None:
+        """Read what there is at one of our descriptors."""
+        connection = self._connections.get(fd)
+        if connection is None:
+            connection = self._accept()
+            if connection is None:
+                return
         try:
             goes_on = connection.read(self._frames)
         except ValueError as error:
             self._decode.refuse("a connection", error)
             goes_on = False
         if not goes_on:
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
+            self._forget(connection)
+
+    def _accept(self) -> _Connection | None:
+        try:
+            connected, _ = self._listener.accept()
+        except OSError:
+            # It went again before we came.
+            return None
+        connected.setblocking(False)
+        connection = self._connections[connected.fileno()] = _Connection(connected)
+        self._watch.register(connected.fileno(), select.POLLIN)
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        fd = connection.socket.fileno()
+        self._watch.unregister(fd)
+        del self._connections[fd]
+        connection.socket.close()
 
     def close(self) -> None:
         """Close the sockets; what has not been read is lost."""
-        for key in list(self._selector.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
-            key.fileobj.close()
-        self._selector.close()
+        for connection in list(self._connections.values()):
+            self._forget(connection)
+        self._watch.unregister(self._listener.fileno())
+        self._listener.close()
 
 
 class Outbox:

@@ -13,7 +13,7 @@ import msgspec
 from srt.child import StartError
 from srt.config import write_role_config
 from srt.launch import Worker, WorkerCommand, Workers
-from srt.messages import FrontInbox, Ready, Shutdown, StartFailed
+from srt.messages import FrontInbox, Ready, Shutdown, StartFailed, TextOutput
 from srt.resolve import Resolved
 from srt.run_dir import RunDir
 from srt.wires import Place, Wires
@@ -97,6 +97,9 @@ class Runtime:
 
     def _on_message(self, message: FrontInbox) -> None:
         match message:
+            case TextOutput():
+                # First, since it is what nearly all are.
+                self._listener.message(message)
             case Ready():
                 self._on_ready(message)
             case StartFailed(role=role, message=reason):

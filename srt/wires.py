@@ -28,8 +28,15 @@ class Wires:
         self._outboxes: dict[Place, Outbox] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._inbox: Inbox[FrontInbox] = Inbox(inbox_path(run_dir, "front"), FrontInbox)
-        self._loop.add_reader(self._inbox.fileno(), self._read)
+        self._inbox: Inbox[FrontInbox] = Inbox(inbox_path(run_dir, "front"), FrontInbox, watch=self)
+
+    def register(self, fd: int, eventmask: int, /) -> None:
+        """See `srt.ipc.Watch`."""
+        self._loop.add_reader(fd, self._read, fd)
+
+    def unregister(self, fd: int, /) -> None:
+        """See `srt.ipc.Watch`."""
+        self._loop.remove_reader(fd)
 
     @property
     def malformed(self) -> int:
@@ -57,26 +64,29 @@ class Wires:
         if behind:
             self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
 
-    def _read(self) -> None:
-        """Read what is there; what has been taken in and not handed on is no longer told of by the descriptor."""
-        for count, message in enumerate(self._inbox.drain(), start=1):
+    def _read(self, fd: int) -> None:
+        self._inbox.take_in(fd)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Hand on what has been taken in.  Of that, no descriptor tells again."""
+        for count, message in enumerate(self._inbox.arrived(), start=1):
             self._on_message(message)
             if self._closed:
                 return
             if count == MESSAGES_IN_A_ROW:
-                self._loop.call_soon(self._read_on)
+                self._loop.call_soon(self._hand_on_rest)
                 return
 
-    def _read_on(self) -> None:
+    def _hand_on_rest(self) -> None:
         if not self._closed:
-            self._read()
+            self._hand_on()
 
     def close(self) -> None:
         """Close every socket; what was not read or sent is lost.  Again: nothing."""
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self._inbox.fileno())
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self._inbox.close()

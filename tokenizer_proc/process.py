@@ -27,7 +27,7 @@ RETRY_SECONDS = 0.02
 LARGE_PROMPT_TOKENS = 20_000
 
 
-def serve(settings_path: Path, phases: Phases, ready: Callable[..., None]) -> None:
+def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
     """Tokenize until told to shut down.  Raises StartError when the model folder has no usable tokenizer."""
     config = read_tokenizer_config(settings_path)
     configure_logging(config.log_level, f"tokenizer-{config.index}")
@@ -39,7 +39,6 @@ def serve(settings_path: Path, phases: Phases, ready: Callable[..., None]) -> No
     exact = ExactHistory(encoder, config.history_bytes) if config.history_bytes else None
     core = TokenizerCore(encoder, template, config.model, config.max_prompt_tokens, exact)
     inbox: Inbox[TokenizerInbox] = Inbox(inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
-    front = Outbox(inbox_path(config.run_dir, "front"))
     scheduler = Outbox(inbox_path(config.run_dir, "scheduler"))
     parting = how_turns_part(template) if template.names else None
     if config.index == 0 and template.names:
@@ -54,7 +53,7 @@ def serve(settings_path: Path, phases: Phases, ready: Callable[..., None]) -> No
     try:
         _loop(core, inbox, front, scheduler)
     finally:
-        for socket in (inbox, front, scheduler):
+        for socket in (inbox, scheduler):
             socket.close()
 
 

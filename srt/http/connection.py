@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -59,6 +60,19 @@ def error_reply(error: ApiError) -> Response:
 def event(content: Any) -> bytes:
     """One server-sent event with JSON data."""
     return b"data: %b\n\n" % to_json(content)
+
+
+class EventOfText:
+    """Server-sent events that differ in one text: what stands around it is encoded once."""
+
+    def __init__(self, content: Callable[[str], Any]) -> None:
+        """`content`: what an event says with a given text, which stands in it once."""
+        mark = secrets.token_hex(16)
+        self._before, self._behind = event(content(mark)).split(to_json(mark))
+
+    def __call__(self, text: str) -> bytes:
+        """The event with this text."""
+        return b"%b%b%b" % (self._before, orjson.dumps(text), self._behind)
 
 
 async def _until_gone(receive: Receive) -> None:

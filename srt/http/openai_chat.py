@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srt.http.auth import tenant_of
-from srt.http.connection import DONE, event, json_reply
+from srt.http.connection import DONE, EventOfText, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, streamed, whole
 from srt.http.openai_fields import MAX_LOGPROBS, ask_of, check_common, check_response_format, field_name, sampling_of
@@ -149,6 +149,8 @@ class _Chunks:
         self._no_usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._include_usage = include_usage
         self._cache_report = cache_report
+        # By the index of the choice.
+        self._text_events: dict[int, EventOfText] = {}
 
     def preamble(self, n: int) -> bytes:
         """The chunks that open each choice with its role."""
@@ -158,6 +160,9 @@ class _Chunks:
         """Everything after the preamble, to the [DONE]."""
         running = sum(len(answer.rids) for answer in batch.answers)
         async for _, index, delta in batch.read():
+            if delta.text and delta.finish is None and not self._with_logprobs:
+                yield self._text(index, delta.text)
+                continue
             data = b""
             if delta.text or (self._with_logprobs and delta.logprobs):
                 logprobs = chat_logprobs(delta.logprobs) if self._with_logprobs else None
@@ -175,6 +180,14 @@ class _Chunks:
             data = event({**self._header, "choices": [], "usage": usage_of(batch), **report})
         yield data + DONE
 
+    def _text(self, index: int, text: str) -> bytes:
+        """The chunk of a choice that has text and nothing else to say."""
+        of_text = self._text_events.get(index)
+        if of_text is None:
+            of_text = EventOfText(lambda mark: self._content(index, {"content": mark}))
+            self._text_events[index] = of_text
+        return of_text(text)
+
     def _chunk(
         self,
         index: int,
@@ -183,5 +196,15 @@ class _Chunks:
         finish: dict[str, Any] | None = None,
         more: dict[str, Any] | None = None,
     ) -> bytes:
+        return event(self._content(index, delta, logprobs, finish, more))
+
+    def _content(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, **(finish or finish_fields(None))}
-        return event({**self._header, "choices": [choice], **self._no_usage, **(more or {})})
+        return {**self._header, "choices": [choice], **self._no_usage, **(more or {})}

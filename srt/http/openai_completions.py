@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from srt.answer import Prompt
 from srt.http.auth import tenant_of
-from srt.http.connection import DONE, event, json_reply
+from srt.http.connection import DONE, EventOfText, event, json_reply
 from srt.http.errors import bad_request, quoted
 from srt.http.generation import Batch, Prompted, streamed, whole
 from srt.http.openai_fields import MAX_LOGPROBS, ask_of, check_common, check_response_format, field_name, sampling_of
@@ -95,6 +95,10 @@ class _Choice:
         self._echo_due = echo
         self._logprobs = LegacyLogprobs() if with_logprobs else None
 
+    def has_only_text(self, delta: TextDelta) -> bool:
+        """Whether there is nothing but text to say of a delta, and some of it."""
+        return bool(delta.text) and delta.finish is None and self._logprobs is None and not self._echo_due
+
     def take(self, delta: TextDelta) -> dict[str, Any]:
         """The choice object for a delta; the first one brings the echo of the prompt along."""
         text, entries = delta.text, delta.logprobs
@@ -120,8 +124,22 @@ async def _events(
     fields = header.fields()
     no_usage: dict[str, Any] = {"usage": None} if include_usage else {}
     running = len(choices)
+    text_events: dict[int, EventOfText] = {}
+
+    def of_text(index: int) -> EventOfText:
+        def content(text: str) -> dict[str, Any]:
+            choice = choices[index].take(TextDelta("", text))
+            return {**fields, "choices": [{**choice, "index": index}], **no_usage}
+
+        return EventOfText(content)
+
     async for prompt, sample, delta in batch.read():
         index = prompt * n + sample
+        if choices[index].has_only_text(delta):
+            if index not in text_events:
+                text_events[index] = of_text(index)
+            yield text_events[index](delta.text)
+            continue
         choice = choices[index].take(delta)
         if choice["text"] or choice["finish_reason"] or (choice["logprobs"] or {}).get("tokens"):
             running -= choice["finish_reason"] is not None

@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 
@@ -33,14 +34,33 @@ log = logging.getLogger("sapwood.model")
 
 
 class WorkerHandle:
-    """Implements `srt.plan.StepHandle`."""
+    """Implements `srt.plan.StepHandle`.  A lock is all that two threads need: it is held until the step is done."""
 
-    def __init__(self, future: Future[StepResult]) -> None:
-        self._future = future
+    __slots__ = ("_done", "_outcome", "_plan")
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._outcome: StepResult | BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def run(self, step: Callable[[Plan], StepResult]) -> None:
+        """Carry the step out; called once, on any thread."""
+        try:
+            self._outcome = step(self._plan)
+        except BaseException as error:
+            self._outcome = error
+        finally:
+            self._done.release()
 
     def wait(self) -> StepResult:
         """Block until the step is done.  Raises what the step raised."""
-        return self._future.result()
+        with self._done:
+            pass
+        if isinstance(self._outcome, StepResult):
+            return self._outcome
+        assert self._outcome is not None
+        raise self._outcome
 
 
 class ForwardWorker:
@@ -61,22 +81,34 @@ class ForwardWorker:
     ) -> None:
         self._steps = StepRunner(model, chooser)
         self.memory: PageMemory = model.kv
-        self._thread: ThreadPoolExecutor | None = None
+        self._queue: SimpleQueue[WorkerHandle | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         if overlap:
-            self._thread = ThreadPoolExecutor(1, "forward", initializer=_set_threads, initargs=(threads, core))
+            # A process that ends without `close` does not wait for a step.
+            self._thread = threading.Thread(target=self._work, args=(threads, core), name="forward", daemon=True)
+            self._thread.start()
         else:
             _set_threads(threads, core)
 
     def launch(self, plan: Plan) -> WorkerHandle:
         """Queue a step behind those launched before.  A step that fails does not keep later ones from running."""
+        handle = WorkerHandle(plan)
         if self._thread is not None:
-            return WorkerHandle(self._thread.submit(self._steps.run, plan))
-        return WorkerHandle(_completed(lambda: self._steps.run(plan)))
+            self._queue.put(handle)
+        else:
+            handle.run(self._steps.run)
+        return handle
+
+    def _work(self, threads: int | None, core: int | None) -> None:
+        _set_threads(threads, core)
+        while (handle := self._queue.get()) is not None:
+            handle.run(self._steps.run)
 
     def close(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish what is queued and end the thread.  Again: nothing."""
         if self._thread is not None:
-            self._thread.shutdown(wait=True)
+            self._queue.put(None)
+            self._thread.join()
 
 
 def _set_threads(threads: int | None, core: int | None) -> None:
@@ -85,15 +117,6 @@ def _set_threads(threads: int | None, core: int | None) -> None:
         torch.set_num_threads(threads)
     if core is not None:
         pin_this_thread(core)
-
-
-def _completed(step: Callable[[], StepResult]) -> Future[StepResult]:
-    future: Future[StepResult] = Future()
-    try:
-        future.set_result(step())
-    except Exception as error:
-        future.set_exception(error)
-    return future
 
 
 def build_executor(config: SchedulerConfig, phases: Phases) -> ForwardWorker:

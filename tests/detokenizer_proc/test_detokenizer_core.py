@@ -110,3 +110,21 @@ def test_tokens_that_come_in_columns_are_those_of_deltas() -> None:
     assert [(delta.rid, delta.text) for delta in output.deltas] == [("x", "b"), ("y", "e"), ("x", "c"), ("x", "d")]
     assert [delta.completion_tokens for delta in output.deltas] == [2, 2, 3, 4]
     assert core.num_streams == 1
+
+
+@given(
+    st.lists(st.integers(-1, TOKENIZER.get_vocab_size() + 1), max_size=30),
+    st.sampled_from([(), ("e",), ("tree",)]),
+    st.booleans(),
+)
+def test_a_column_says_what_deltas_say_whatever_the_tokens_are(
+    tokens: list[int], stop: tuple[str, ...], skip_special_tokens: bool
+) -> None:
+    by_column, by_deltas = make_core(TOKENIZER), make_core(TOKENIZER)
+    opening = TokenDelta("r", ids("a"), StreamOpen(b"", stop, skip_special_tokens))
+    assert by_column.step(StepOutput((opening,))) == by_deltas.step(StepOutput((opening,)))
+    for token in tokens:
+        packed = pack_ids([token])
+        assert by_column.step(StepOutput((), ("r",), packed)) == by_deltas.step(StepOutput((TokenDelta("r", packed),)))
+    last = StepOutput((TokenDelta("r", ids("b"), finish=Finish("length")),))
+    assert by_column.step(last) == by_deltas.step(last)

@@ -48,13 +48,12 @@ from srt.stats import SchedulerStats
 TICK_SECONDS = 0.001
 
 
-def serve_tokenizer(path: Path, phases: Phases, ready: Callable[..., None]) -> None:
+def serve_tokenizer(path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
     """ "tokenizer dies": exits at such a prompt; "tokenizer sleeps": never answers it; "refuse": rejects it; "recall":
     answered by the remembered replies, each as mark:namespace:text:ids; "forget": its replies are not to be remembered.
     """
     config = read_tokenizer_config(path)
     inbox: Inbox[TokenizerInbox] = Inbox(inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
-    front = Outbox(inbox_path(config.run_dir, "front"))
     scheduler = Outbox(inbox_path(config.run_dir, "scheduler"))
     if config.chat_template == "cannot start":
         raise StartError("the chat template has a hole")
@@ -137,11 +136,10 @@ class FakeRun:
         )
 
 
-def serve_scheduler(path: Path, phases: Phases, ready: Callable[..., None]) -> None:
+def serve_scheduler(path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
     """ "scheduler dies": exits at such a prompt; "busy": rejected with 503."""
     config = read_scheduler_config(path)
     inbox: Inbox[SchedulerInbox] = Inbox(inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
-    front = Outbox(inbox_path(config.run_dir, "front"))
     detokenizer = Outbox(inbox_path(config.run_dir, "detokenizer"))
     running: dict[str, FakeRun] = {}
     aborted: list[str] = []
@@ -187,11 +185,10 @@ def stats(running: int, aborts: int, output_tokens: int) -> SchedulerStats:
     return SchedulerStats(running, 0, 8, 8, 0, 0, 16, 0, 0, 0, output_tokens, 0, 0, aborts, 0, 0, 0.0, 0.0)
 
 
-def serve_detokenizer(path: Path, phases: Phases, ready: Callable[..., None]) -> None:
+def serve_detokenizer(path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
     """An id is a character."""
     config = read_detokenizer_config(path)
     inbox: Inbox[DetokenizerInbox] = Inbox(inbox_path(config.run_dir, "detokenizer"), DetokenizerInbox)
-    front = Outbox(inbox_path(config.run_dir, "front"))
     counts: dict[str, int] = {}
     ready()
     while True:

@@ -192,19 +192,42 @@ def test_an_end_of_the_reading_leaves_the_rest_for_the_next(inbox: Inbox[Any], o
     assert list(inbox.drain()) == [Abort(str(index)) for index in range(1, 5)]
 
 
-def test_the_descriptor_is_readable_as_long_as_something_has_not_been_taken_in(
-    inbox: Inbox[Any], outbox: Outbox
-) -> None:
-    def readable() -> bool:
-        return bool(select.select([inbox.fileno()], [], [], 0.0)[0])
+class Watcher:
+    """Knows what a descriptor is that is to be watched."""
 
-    assert not readable()
-    outbox.send(Abort("a"))
-    assert readable()
-    assert list(inbox.drain()) == [Abort("a")]
-    assert not readable()
-    outbox.send(Abort("b"))
-    assert readable()
+    def __init__(self) -> None:
+        self.watched: set[int] = set()
+
+    def register(self, fd: int, eventmask: int, /) -> None:
+        """See `srt.ipc.Watch`."""
+        self.watched.add(fd)
+
+    def unregister(self, fd: int, /) -> None:
+        """See `srt.ipc.Watch`."""
+        self.watched.remove(fd)
+
+    def readable(self) -> list[int]:
+        """Those that are readable now."""
+        return select.select(self.watched, [], [], 0.0)[0]
+
+
+def test_somebody_else_may_watch_the_descriptors(path: str, outbox: Outbox) -> None:
+    watcher = Watcher()
+    inbox: Inbox[Any] = Inbox(path, SchedulerInbox, watcher)
+    assert not watcher.readable()
+    for word in ("a", "b"):
+        outbox.send(Abort(word))
+        (fd,) = watcher.readable()
+        assert not list(inbox.arrived())
+        inbox.take_in(fd)
+        assert list(inbox.arrived()) == [Abort(word)]
+        assert not watcher.readable()
+    assert len(watcher.watched) == 2
+    outbox.close()
+    inbox.take_in(*watcher.readable())
+    assert len(watcher.watched) == 1
+    inbox.close()
+    assert not watcher.watched
 
 
 def test_a_lingering_outbox_waits_for_its_reader(path: str) -> None:
