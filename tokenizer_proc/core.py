@@ -96,7 +96,7 @@ class TokenizerCore:
 
     def _submit(self, submit: Submit) -> Outcome:
         scope = scope_of(submit.tenant, submit.namespace) if submit.use_cache else None
-        read = self._read(submit.prompt, scope)
+        read = self._read(submit.prompt, scope, keep=not submit.no_store)
         check_length(len(read.ids), False, self._max_prompt_tokens, self._model.context_length, read.param)
         packed = pack_ids(read.ids)
         pins = tuple(resolve_pin(wish, len(read.ids), read.starts) for wish in submit.pins)
@@ -132,8 +132,8 @@ class TokenizerCore:
         read = self._read(call.prompt, None)
         return Outcome(Tokenized((call.rid,), len(read.ids), pack_ids(read.ids), read.starts))
 
-    def _read(self, prompt: TextPrompt | IdsPrompt | ChatPrompt, scope: str | None) -> _Read:
-        """A prompt as tokens; with a `scope`, what is remembered in it is put in."""
+    def _read(self, prompt: TextPrompt | IdsPrompt | ChatPrompt, scope: str | None, keep: bool = False) -> _Read:
+        """A prompt as tokens; with a `scope`, what is remembered in it is put in.  `keep`: it may be remembered."""
         starts, mark = b"", b""
         if isinstance(prompt, IdsPrompt):
             param = "prompt"
@@ -146,7 +146,7 @@ class TokenizerCore:
             if self._exact is None or scope is None:
                 ids = self._encoder.encode_text(prompt.text)
             else:
-                ids, mark = self._exact.encode(scope, prompt.text, self._encoder.encode_text)
+                ids, mark = self._exact.encode(scope, prompt.text, self._encoder.encode_text, keep)
         else:
             param = "messages"
             messages = read_messages(prompt.messages_json)
@@ -156,7 +156,7 @@ class TokenizerCore:
             if self._exact is None or scope is None:
                 ids = self._encoder.encode_chat(text)
             else:
-                ids, mark = self._exact.encode(scope, text, self._encoder.encode_chat)
+                ids, mark = self._exact.encode(scope, text, self._encoder.encode_chat, keep)
             starts = self._message_starts(messages, text, ids, variables)
         if not ids:
             raise PromptError("the prompt is empty: it has no tokens", param=param, code="empty_prompt")

@@ -19,12 +19,24 @@ from tokenizer_proc.errors import PromptError
 # The library's own offsets of longer texts would cost more memory than they are worth.
 MAX_TOKENS_WITH_OFFSETS = 20_000
 
+LETTER_AND_SPACE = re.compile("[A-Za-z] ")
+# The patterns of Qwen and Llama 3, which differ in how they part numbers: a run of letters is one match, with at most
+# one character before it.
+SPLITS_BETWEEN_WORDS = frozenset(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + numbers
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for numbers in (r"\p{N}", r"\p{N}{1,3}")
+)
+
 
 class Encoder:
     """A tokenizer, and what is known of it.
 
     bound         tells texts that are far too long; None where there is none
     special_head  the special tokens that the post-processor puts in front of a text
+    parts_between_words  whether a text cut before a single space between two ASCII letters is tokenized as its two
+                  parts are, one after the other
     """
 
     def __init__(self, tokenizer_json: bytes) -> None:
@@ -41,6 +53,8 @@ class Encoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.special_head = self._special_head()
+        adds_nothing = self._encode("a", add_special_tokens=True) == self._encode("a", add_special_tokens=False)
+        self.parts_between_words = adds_nothing and _parts_between_words(file)
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens that the tokenizer's post-processor adds.
@@ -131,6 +145,32 @@ def _apart_pattern(file: TokenizerFile) -> re.Pattern[str] | None:
         return None
     special = sorted((token.content for token in file.added_tokens if token.special and token.content), key=len)
     return re.compile("|".join(map(re.escape, reversed(special)))) if special else None
+
+
+def _parts_between_words(file: TokenizerFile) -> bool:
+    """Whether the tokenizer is known to begin a token at each single space that stands between two ASCII letters."""
+    if file.model.type != "BPE" or _byte_lengths(file) is None:
+        return False
+    # A space is joined with nothing before it.
+    if any(step.get("type") != "NFC" for step in parts_of(file.normalizer)):
+        return False
+    # What is cut out of a text before anything else is done to it must not reach over such a place.
+    if any(token.lstrip or token.rstrip or LETTER_AND_SPACE.search(token.content) for token in file.added_tokens):
+        return False
+    splits = False
+    for step in parts_of(file.pre_tokenizer):
+        match step:
+            case {"type": "Digits"}:
+                pass
+            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
+                splits = splits or bool(use_regex)
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+                if pattern not in SPLITS_BETWEEN_WORDS:
+                    return False
+                splits = True
+            case _:
+                return False
+    return splits
 
 
 def _byte_lengths(file: TokenizerFile) -> dict[int, int] | None:

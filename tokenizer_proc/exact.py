@@ -22,6 +22,7 @@ import msgspec
 
 from srt.messages import Remember, unpack_ids
 from tokenizer_proc.encode import Encoder
+from tokenizer_proc.heads import KnownHeads
 from tokenizer_proc.history import History, Hit, Mark, Reply, block_digests, common_characters, digest_of_ids, mark_of
 
 # So many replies may turn out to have followed other ids before the search ends: each costs a tokenization.
@@ -53,6 +54,7 @@ class ExactHistory:
     def __init__(self, encoder: Encoder, max_bytes: int) -> None:
         self._encoder = encoder
         self._history = History(max_bytes)
+        self._heads = KnownHeads(encoder) if encoder.parts_between_words else None
         self._encode_mark = msgspec.msgpack.Encoder()
         self._decode_mark = msgspec.msgpack.Decoder(Mark)
 
@@ -61,13 +63,17 @@ class ExactHistory:
         """Replies that are remembered."""
         return len(self._history)
 
-    def encode(self, scope: str, text: str, encode: Encode) -> tuple[list[int], bytes]:
+    def encode(self, scope: str, text: str, encode: Encode, keep: bool = True) -> tuple[list[int], bytes]:
         """The ids of a prompt's text, and the mark by which a reply to it is remembered.
 
-        `encode` is the plain tokenization: of the whole prompt, or of its beginning.
+        `encode` is the plain tokenization: of the whole prompt, or of its beginning.  With `keep` prompts that begin
+        alike need not be tokenized from their beginning.
         """
         digests = block_digests(scope, text)
-        ids = self._exact(digests, text, encode) or encode(text)
+        ids = self._exact(digests, text, encode)
+        if not ids:
+            heads = self._heads
+            ids = encode(text) if heads is None else heads.encode(digests, text, encode, keep)
         return ids, self._encode_mark.encode(mark_of(digests, text, ids))
 
     def remember(self, message: Remember) -> None:
