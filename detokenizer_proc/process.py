@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import zmq
 
 from detokenizer_proc.core import DetokenizerCore
 from detokenizer_proc.vocabulary import vocabulary_of
@@ -18,14 +21,16 @@ from srt.tokenizer_file import parse_tokenizer_file, read_tokenizer_file
 RETRY_SECONDS = 0.02
 
 
-def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
+def serve(
+    settings_path: Path, context: zmq.Context[Any], front: Outbox, phases: Phases, ready: Callable[..., None]
+) -> None:
     """Detokenize until told to shut down.  Raises StartError when the model folder has no usable tokenizer."""
     config = read_detokenizer_config(settings_path)
     configure_logging(config.log_level, "detokenizer")
     with phases("tokenizer"):
         core = make_core(Path(config.model.path))
-    inbox: Inbox[DetokenizerInbox] = Inbox(inbox_path(config.run_dir, "detokenizer"), DetokenizerInbox)
-    scheduler = Outbox(inbox_path(config.run_dir, "scheduler"))
+    inbox: Inbox[DetokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "detokenizer"), DetokenizerInbox)
+    scheduler = Outbox(context, inbox_path(config.run_dir, "scheduler"))
     ready(0, decoding="bytes" if core.byte_level else "windows")
     try:
         _loop(core, inbox, front, scheduler)

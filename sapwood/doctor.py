@@ -20,6 +20,7 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "numpy",
+    "pyzmq",
     "msgspec",
     "orjson",
     "uvloop",

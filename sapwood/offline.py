@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import zmq
 from tokenizers import Tokenizer
 
 from srt.answer import RequestFailed
@@ -41,7 +43,6 @@ NO_LIMIT = 2**31 - 2
 # Nothing for so long means that the process hangs.
 PATIENCE_SECONDS = 60.0
 STOP_SECONDS = 5.0
-RETRY_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ class OfflineTokenizer:
         self._decoder: Tokenizer | None = None
         self._run_dir = RunDir.create()
         run_dir = str(self._run_dir.path)
-        self._inbox: Inbox[FrontInbox] = Inbox(inbox_path(run_dir, "front"), FrontInbox)
-        self._outbox = Outbox(inbox_path(run_dir, "tokenizer", 0))
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._inbox: Inbox[FrontInbox] = Inbox(self._context, inbox_path(run_dir, "front"), FrontInbox)
+        self._outbox = Outbox(self._context, inbox_path(run_dir, "tokenizer", 0))
         config = TokenizerConfig(
             run_dir=run_dir,
             index=0,
@@ -93,10 +95,6 @@ class OfflineTokenizer:
     def close(self) -> None:
         """End the process and remove its folder."""
         self._outbox.send(Shutdown())
-        # A process that has just been started is not there yet.
-        deadline = time.monotonic() + STOP_SECONDS
-        while not self._outbox.flush() and self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(RETRY_SECONDS)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -105,6 +103,7 @@ class OfflineTokenizer:
         os.close(self._watch_write)
         self._inbox.close()
         self._outbox.close()
+        self._context.destroy(linger=0)
         self._run_dir.remove()
 
     def tokenize(self, prompts: Sequence[TextPrompt | IdsPrompt | ChatPrompt]) -> list[PromptTokens | RequestFailed]:

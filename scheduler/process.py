@@ -7,6 +7,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import zmq
 
 from radix import PagePool, Pins, PublicHeads, RadixTree, policy_by_name
 from scheduler import cache_calls, garbage
@@ -263,11 +266,13 @@ def fault_of(core: Scheduler) -> str:
     return ""
 
 
-def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
+def serve(
+    settings_path: Path, context: zmq.Context[Any], front: Outbox, phases: Phases, ready: Callable[..., None]
+) -> None:
     """Run the scheduler process; see `srt.child.run_worker`."""
     config = read_scheduler_config(settings_path)
     configure_logging(config.log_level, "scheduler")
-    inbox: Inbox[SchedulerInbox] = Inbox(inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
+    inbox: Inbox[SchedulerInbox] = Inbox(context, inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
     # Threads that spin while they wait take the core from whoever has something to do: the kernels' own threads, the
     # other processes.  It must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -279,7 +284,7 @@ def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..
         with phases("disk cache"):
             opened = open_tier(config, executor.memory)
     core = build_core(config, None if opened is None else opened.tier, executor.memory)
-    detokenizer = Outbox(inbox_path(config.run_dir, "detokenizer"))
+    detokenizer = Outbox(context, inbox_path(config.run_dir, "detokenizer"))
     ready(0, page_size=config.page_size, pages=config.num_pages, policy=config.schedule_policy)
     wake = None if opened is None else opened.wake.fd
     with garbage.few_collections():

@@ -20,10 +20,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from srt.config import inbox_path
-from srt.ipc import Outbox
 from srt.messages import Ready, StartFailed
+
+if TYPE_CHECKING:
+    import zmq
+
+    from srt.ipc import Outbox
 
 PARENT_POLL_SECONDS = 1.0
 REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 20, 0.05
@@ -93,23 +98,29 @@ def watch_parent(watch_fd: int, run_dir: str) -> None:
 
 def run_worker(
     role: str,
-    serve: Callable[[Path, Outbox, Phases, Callable[..., None]], None],
+    serve: Callable[[Path, zmq.Context[Any], Outbox, Phases, Callable[..., None]], None],
     argv: list[str],
 ) -> int:
     """Run one worker process to its end and return its exit code.
 
-    `serve(settings_path, front, phases, ready)` does the work: it calls `ready(index, **facts)` once it can
+    `serve(settings_path, context, front, phases, ready)` does the work: it calls `ready(index, **facts)` once it can
     take messages, and returns when it was told to shut down.  A StartError (or any exception before `ready`)
     becomes a StartFailed message; an exception after it ends the process with a traceback in the log, which the
     parent notices as the death of the worker.
     """
+    # Whoever only wants to raise a StartError loads no sockets.
+    import zmq
+
+    from srt.ipc import Outbox
+
     settings_path, watch_fd = Path(argv[1]), int(argv[2])
     run_dir = str(settings_path.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name(f"sapwood-{role}")
     watch_parent(watch_fd, run_dir)
-    front = Outbox(inbox_path(run_dir, "front"))
+    context: zmq.Context[Any] = zmq.Context()
+    front = Outbox(context, inbox_path(run_dir, "front"))
     phases = Phases()
     is_ready = False
 
@@ -120,7 +131,7 @@ def run_worker(
 
     code = 0
     try:
-        serve(settings_path, front, phases, ready)
+        serve(settings_path, context, front, phases, ready)
     except Exception as error:
         code = 1
         if is_ready or not isinstance(error, StartError):
@@ -129,4 +140,5 @@ def run_worker(
             front.send(StartFailed(role, 0, str(error).splitlines()[0] if str(error) else type(error).__name__))
     finally:
         front.close(linger_seconds=1.0)
+        context.destroy(linger=0)
     return code

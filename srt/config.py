@@ -174,6 +174,6 @@ def read_detokenizer_config(path: Path) -> DetokenizerConfig:
 
 
 def inbox_path(run_dir: str, role: str, index: int = 0) -> str:
-    """The socket that a process binds; `role` is front, tokenizer, scheduler or detokenizer."""
+    """The ipc endpoint that a process binds; `role` is front, tokenizer, scheduler or detokenizer."""
     name = f"{role}-{index}" if role == "tokenizer" else role
-    return f"{run_dir}/{name}.sock"
+    return f"ipc://{run_dir}/{name}.sock"

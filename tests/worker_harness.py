@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import zmq
 
 from srt.config import ModelFacts, RoleConfig, inbox_path, write_role_config
 from srt.ipc import Inbox, Outbox
 from srt.messages import FrontInbox, Ready, SchedulerInbox, Shutdown
-from tests import frames
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 60.0
@@ -45,18 +45,18 @@ class Worker:
 
     def __init__(self, module: str, role: str, config: RoleConfig) -> None:
         self.run_dir = config.run_dir
-        self._role = role
         settings = Path(self.run_dir) / f"{role}.json"
         write_role_config(config, settings)
-        self._front: Inbox[Any] = Inbox(inbox_path(self.run_dir, "front"), FrontInbox)
-        self._scheduler: Inbox[Any] = Inbox(inbox_path(self.run_dir, "scheduler"), SchedulerInbox)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._front: Inbox[Any] = Inbox(self._context, inbox_path(self.run_dir, "front"), FrontInbox)
+        self._scheduler: Inbox[Any] = Inbox(self._context, inbox_path(self.run_dir, "scheduler"), SchedulerInbox)
         self._kept: dict[str, list[Any]] = {"front": [], "scheduler": []}
         read_end, self._watch_fd = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, str(settings), str(read_end)], cwd=REPOSITORY, pass_fds=[read_end]
         )
         os.close(read_end)
-        self.outbox = Outbox(inbox_path(self.run_dir, role))
+        self.outbox = Outbox(self._context, inbox_path(self.run_dir, role))
 
     def __enter__(self) -> Worker:
         return self
@@ -68,6 +68,7 @@ class Worker:
         self.outbox.close()
         self._front.close()
         self._scheduler.close()
+        self._context.destroy(linger=0)
         for file in Path(self.run_dir).glob("*") if Path(self.run_dir).exists() else ():
             file.unlink()
         if Path(self.run_dir).exists():
@@ -79,7 +80,7 @@ class Worker:
 
     def send_frame(self, frame: bytes) -> None:
         """Raw bytes to the worker."""
-        frames.write(inbox_path(self.run_dir, self._role), frames.framed(frame))
+        self.outbox.socket.send(frame)
 
     def from_worker(self, to: str, count: int = 1) -> list[Any]:
         """The next `count` messages that the worker sent to the front or to the scheduler."""
@@ -88,8 +89,6 @@ class Worker:
         while len(kept) < count:
             assert time.monotonic() < deadline, f"{len(kept)} of {count} messages came"
             assert self.process.poll() is None or inbox.wait(0.2), f"the worker ended with {self.process.poll()}"
-            # The worker may not have been there when it was sent.
-            self.outbox.flush()
             if inbox.wait(0.1):
                 kept.extend(inbox.drain())
         self._kept[to] = kept[count:]

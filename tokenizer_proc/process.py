@@ -7,6 +7,9 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import zmq
 
 from srt.child import Phases, configure_logging
 from srt.config import inbox_path, read_tokenizer_config
@@ -27,7 +30,9 @@ RETRY_SECONDS = 0.02
 LARGE_PROMPT_TOKENS = 20_000
 
 
-def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
+def serve(
+    settings_path: Path, context: zmq.Context[Any], front: Outbox, phases: Phases, ready: Callable[..., None]
+) -> None:
     """Tokenize until told to shut down.  Raises StartError when the model folder has no usable tokenizer."""
     config = read_tokenizer_config(settings_path)
     configure_logging(config.log_level, f"tokenizer-{config.index}")
@@ -38,8 +43,8 @@ def serve(settings_path: Path, front: Outbox, phases: Phases, ready: Callable[..
         template = load_chat_template(folder, config.chat_template)
     exact = ExactHistory(encoder, config.history_bytes) if config.history_bytes else None
     core = TokenizerCore(encoder, template, config.model, config.max_prompt_tokens, exact)
-    inbox: Inbox[TokenizerInbox] = Inbox(inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
-    scheduler = Outbox(inbox_path(config.run_dir, "scheduler"))
+    inbox: Inbox[TokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
+    scheduler = Outbox(context, inbox_path(config.run_dir, "scheduler"))
     parting = how_turns_part(template) if template.names else None
     if config.index == 0 and template.names:
         _tell_of_turns(parting)

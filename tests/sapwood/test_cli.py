@@ -17,7 +17,7 @@ from sapwood.serve import bind, url_of
 from srt.child import StartError
 from srt.config import ServerConfig
 
-HEAVY = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn", "httpx", "numpy", "uvloop")
+HEAVY = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn", "httpx", "zmq", "numpy", "uvloop")
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

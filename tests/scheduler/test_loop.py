@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from radix import PagePool, RadixTree
 from scheduler.core import Scheduler
@@ -35,7 +36,6 @@ from srt.messages import (
 )
 from srt.plan import Plan, StepHandle
 from srt.stats import SchedulerStats
-from tests import frames
 from tests.scheduler.oracle import Oracle, Stream, generate, message
 
 PATIENCE_SECONDS = 20.0
@@ -62,17 +62,17 @@ class Rim:
     """A running loop and the three sockets that a test holds the other ends of."""
 
     def __init__(self, folder: Path, overlap: bool) -> None:
-        ends = {name: f"{folder}/{name}" for name in ("scheduler", "detokenizer", "front")}
-        self.inbox_path = ends["scheduler"]
-        inbox: Inbox[SchedulerInbox] = Inbox(ends["scheduler"], SchedulerInbox)
-        self.text: Inbox[Any] = Inbox(ends["detokenizer"], DetokenizerInbox)
-        self.front: Inbox[Any] = Inbox(ends["front"], FrontInbox)
-        self.scheduler = Outbox(ends["scheduler"])
+        self.context: zmq.Context[Any] = zmq.Context()
+        ends = {name: f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer", "front")}
+        inbox: Inbox[SchedulerInbox] = Inbox(self.context, ends["scheduler"], SchedulerInbox)
+        self.text: Inbox[Any] = Inbox(self.context, ends["detokenizer"], DetokenizerInbox)
+        self.front: Inbox[Any] = Inbox(self.context, ends["front"], FrontInbox)
+        self.scheduler = Outbox(self.context, ends["scheduler"])
         pool = PagePool(64, 4)
         self.pool = pool
         core = Scheduler(Limits(200, 32, 4), pool, RadixTree(pool), POLICIES["lpm"]())
         executor = FailingOracle(64, 4, 32, 4)
-        text_out, front_out = Outbox(ends["detokenizer"]), Outbox(ends["front"])
+        text_out, front_out = Outbox(self.context, ends["detokenizer"]), Outbox(self.context, ends["front"])
         self._sockets = (inbox, self.text, self.front, self.scheduler, text_out, front_out)
         loop = Loop(core, executor, inbox, text_out, front_out, overlap)
         self.thread = threading.Thread(target=loop.run)
@@ -107,6 +107,7 @@ class Rim:
         assert not self.thread.is_alive()
         for socket in self._sockets:
             socket.close()
+        self.context.term()
 
 
 @pytest.fixture(params=[True, False], ids=["overlap", "no overlap"])
@@ -191,7 +192,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(rim: Rim) -> None:
 
 def test_an_abort_ends_a_stream_and_a_malformed_frame_ends_nothing(rim: Rim) -> None:
     rim.scheduler.send(message("a", [1, 2], 190))
-    frames.write(rim.inbox_path, frames.framed(b"\xc1 not a message"))
+    rim.scheduler.socket.send(b"\xc1 not a message")
     rim.scheduler.send(Abort("a"))
     rim.read_until_ended("a")
     assert rim.streams["a"].reason in ("abort", "length")

@@ -12,8 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import zmq
 
 from srt.cache_messages import CacheNode, CacheTree, Call, CallReply
 from srt.child import Phases, StartError, run_worker
@@ -48,13 +50,15 @@ from srt.stats import SchedulerStats
 TICK_SECONDS = 0.001
 
 
-def serve_tokenizer(path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
+def serve_tokenizer(
+    path: Path, context: zmq.Context[Any], front: Outbox, phases: Phases, ready: Callable[..., None]
+) -> None:
     """ "tokenizer dies": exits at such a prompt; "tokenizer sleeps": never answers it; "refuse": rejects it; "recall":
     answered by the remembered replies, each as mark:namespace:text:ids; "forget": its replies are not to be remembered.
     """
     config = read_tokenizer_config(path)
-    inbox: Inbox[TokenizerInbox] = Inbox(inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
-    scheduler = Outbox(inbox_path(config.run_dir, "scheduler"))
+    inbox: Inbox[TokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "tokenizer", config.index), TokenizerInbox)
+    scheduler = Outbox(context, inbox_path(config.run_dir, "scheduler"))
     if config.chat_template == "cannot start":
         raise StartError("the chat template has a hole")
     if config.chat_template == "dies while starting":
@@ -136,11 +140,13 @@ class FakeRun:
         )
 
 
-def serve_scheduler(path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
+def serve_scheduler(
+    path: Path, context: zmq.Context[Any], front: Outbox, phases: Phases, ready: Callable[..., None]
+) -> None:
     """ "scheduler dies": exits at such a prompt; "busy": rejected with 503."""
     config = read_scheduler_config(path)
-    inbox: Inbox[SchedulerInbox] = Inbox(inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
-    detokenizer = Outbox(inbox_path(config.run_dir, "detokenizer"))
+    inbox: Inbox[SchedulerInbox] = Inbox(context, inbox_path(config.run_dir, "scheduler"), SchedulerInbox)
+    detokenizer = Outbox(context, inbox_path(config.run_dir, "detokenizer"))
     running: dict[str, FakeRun] = {}
     aborted: list[str] = []
     output_tokens = 0
@@ -185,10 +191,12 @@ def stats(running: int, aborts: int, output_tokens: int) -> SchedulerStats:
     return SchedulerStats(running, 0, 8, 8, 0, 0, 16, 0, 0, 0, output_tokens, 0, 0, aborts, 0, 0, 0.0, 0.0)
 
 
-def serve_detokenizer(path: Path, front: Outbox, phases: Phases, ready: Callable[..., None]) -> None:
+def serve_detokenizer(
+    path: Path, context: zmq.Context[Any], front: Outbox, phases: Phases, ready: Callable[..., None]
+) -> None:
     """An id is a character."""
     config = read_detokenizer_config(path)
-    inbox: Inbox[DetokenizerInbox] = Inbox(inbox_path(config.run_dir, "detokenizer"), DetokenizerInbox)
+    inbox: Inbox[DetokenizerInbox] = Inbox(context, inbox_path(config.run_dir, "detokenizer"), DetokenizerInbox)
     counts: dict[str, int] = {}
     ready()
     while True:

@@ -8,11 +8,13 @@ import random
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import zmq
 
-from tests import frames
+from tests import noise
 from tests.system.served import Served, Streamed, is_alive, load, serving, wait_until
 
 LONG = 1500
@@ -240,11 +242,17 @@ def test_a_malformed_frame_on_a_workers_socket_is_dropped(tiny_model: Path, base
     with serving(tiny_model, base) as served:
         before = served.workers()
         (run_dir,) = base.iterdir()
+        context: zmq.Context[Any] = zmq.Context()
         for name in ("front", "scheduler", "tokenizer-0", "detokenizer"):
-            path = f"{run_dir}/{name}.sock"
-            frames.write(path, b"".join(frames.framed(data) for data in (b"", b"\xff" * 100, os.urandom(1000))))
+            socket = context.socket(zmq.PUSH)
+            endpoint = f"ipc://{run_dir}/{name}.sock"
+            socket.connect(endpoint)
+            for frame in (b"", b"\xff" * 100, os.urandom(1000)):
+                socket.send(frame)
+            socket.close(1000)
             # A connection that speaks another language.
-            frames.write(path, b"\xff" * 100)
+            noise.write(endpoint, b"\xff" * 100)
+        context.term()
         assert served.request().status_code == 200
         assert served.workers() == before
         assert all(is_alive(pid) for pid in before.values())
