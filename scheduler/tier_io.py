@@ -236,7 +236,7 @@ class TierFiles:
         return True
 
     def _load_block(self, read: _Read, payload: memoryview) -> BlockLoaded:
-        begin = time.perf_counter()
+        begin = self._clock()
         path = self._folder.path(read.block.key)
         try:
             num_bytes = self._folder.read(read.block, payload)
@@ -253,7 +253,7 @@ class TierFiles:
         except Exception as error:
             log.warning("%s cannot be read: %s", path, error)
             return BlockLoaded(read.load_id, read.place, ok=False, missing=True, error=True)
-        seconds = time.perf_counter() - begin
+        seconds = self._clock() - begin
         return BlockLoaded(read.load_id, read.place, ok=True, num_bytes=num_bytes, seconds=seconds)
 
     def _tell(self, event: TierEvent) -> None:

@@ -61,6 +61,9 @@ class Bench:
         **limits: Any,
     ) -> None:
         self.now = 0.0
+        # By so much the disk's clock goes on whenever somebody looks at it: a read of a block takes so long.
+        self.disk_tick = 0.0
+        self._disk_ticks = 0.0
         self.pool = PagePool(pages, page_size)
         declared = PublicHeads(PUBLIC, [pack_ids(head) for head in heads], page_size)
         self.tree = RadixTree(self.pool, heads=declared)
@@ -71,7 +74,7 @@ class Bench:
         self.disk_works = True
         if disk is not None:
             folder = PageFolder(disk, identity, disk_bytes)
-            self.files = TierFiles(folder, self.oracle, block_pages, 1, clock=lambda: self.now)
+            self.files = TierFiles(folder, self.oracle, block_pages, 1, clock=self._disk_clock)
             self.tier = DiskTier(self.files, identity, block_pages, self.oracle.page_bytes, min_tokens=1)
         self.swap = SwapSpace(self.oracle, swap_pages * self.oracle.page_bytes) if swap_pages else None
         self.core = Scheduler(
@@ -90,6 +93,10 @@ class Bench:
         self.streams: dict[str, Stream] = defaultdict(Stream)
         self.rejected: dict[str, Rejected] = {}
         self._flight: deque[tuple[Plan, StepHandle]] = deque()
+
+    def _disk_clock(self) -> float:
+        self._disk_ticks += self.disk_tick
+        return self.now + self._disk_ticks
 
     def send(self, rid: str, prompt: Sequence[int], max_new: int | None = 5, **changes: object) -> None:
         """A request arrives."""

@@ -56,6 +56,10 @@ class TierMachine(SchedulerMachine):
     def time_passes(self, seconds: float) -> None:
         self.bench.now += seconds
 
+    @rule(seconds=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]))
+    def a_block_takes_so_long_to_read(self, seconds: float) -> None:
+        self.bench.disk_tick = seconds
+
     @rule()
     def the_folder_is_looked_at(self) -> None:
         assert self.bench.files is not None
