@@ -44,15 +44,31 @@ struct Matrix {
 
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
-// Walks ahead through memory, a few cache lines at a time, to bring the next block of weights near.
+// Brings memory near while a product goes on: a few cache lines of the next weights at a time, and towards the end of a
+// row block the places where its results will go, one row at a time.  (Sooner, the weights would drive them out again.)
 struct Lookahead {
-    const char *at;
-    const char *end;
-    int lines;
+    const char *at = nullptr, *end = nullptr;  // the next weights
+    int lines = 0;                             // of them at a time
+    const char *targets[MR];                   // where the rows of this block go
+    int target_bytes = 0;
+    int next_target = 0, targets_end = 0;      // those not yet brought near; before them, steps to wait as negatives
+
+    void expect(int rows, int steps) {
+        targets_end = rows;
+        next_target = std::min(0, rows + EARLY_STEPS - steps);
+    }
 
     SAPWOOD_INLINE void advance() {
         for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+        if (next_target < targets_end) {
+            if (next_target >= 0)
+                for (int i = 0; i < target_bytes; i += 64) __builtin_prefetch(targets[next_target] + i, 1, 3);
+            ++next_target;
+        }
     }
+
+  private:
+    static constexpr int EARLY_STEPS = 4;
 };
 
 // Rows of activations as a product takes them; `groups` for quantized weights alone.
@@ -181,32 +197,43 @@ SAPWOOD_INLINE void each_row_block(int rows, const F &f) {
     }
 }
 
-// c[rows][NR] = the first `rows` rows of `a` times one panel.
+// c[rows][wide * NR] = the first `rows` (at most MR) rows of `a` times `wide` panels.
 template <class W>
-void multiply_panel(const Activations &a, int rows, const Matrix &m, int panel, float *c, ptrdiff_t ldc) {
-    const int blocks = (rows + MR - 1) / MR;
-    const int pieces = (m.steps + W::BLOCK_WORDS - 1) / W::BLOCK_WORDS;
+void multiply_block(const Activations &a, int rows, const Matrix &m, int panel, int wide, float *c, Lookahead &ahead) {
+    const int pieces = (m.steps + W::BLOCK_WORDS - 1) / W::BLOCK_WORDS, columns = wide * NR;
     const int most = round_up((m.steps + pieces - 1) / pieces, W::GROUP);
-    for (int k = 0; k < m.steps; k += most) {
-        const int n = std::min(most, m.steps - k);
-        const uint32_t *words = m.panel(panel) + ptrdiff_t(stored_rows<W>(k)) * NR;
-        const ptrdiff_t bytes = ptrdiff_t(stored_rows<W>(n)) * NR * sizeof(uint32_t);
-        const char *next = reinterpret_cast<const char *>(words) + bytes;
-        const int rows_at_a_time = std::is_same<W, I4>::value ? stored_rows<W>(I4::SPAN_WORDS) : 4;
-        const int lines = rows_at_a_time * NR * int(sizeof(uint32_t)) / 64;
-        Lookahead ahead{next, next + bytes, (lines + blocks - 1) / blocks};
-        each_row_block(rows, [&](int row, int count) {
-            with_rows(count, [&](auto fixed) {
-                multiply_rows<W, decltype(fixed)::value>(a.from(row, k, W::GROUP), words, n, c + row * ldc, ldc, k > 0,
-                                                         ahead);
+    for (int p = 0; p < wide; ++p, c += NR) {
+        for (int k = 0; k < m.steps; k += most) {
+            const uint32_t *words = m.panel(panel + p) + ptrdiff_t(stored_rows<W>(k)) * NR;
+            with_rows(rows, [&](auto fixed) {
+                multiply_rows<W, decltype(fixed)::value>(a.from(0, k, W::GROUP), words, std::min(most, m.steps - k), c,
+                                                         columns, k > 0, ahead);
             });
-        });
-    }
-    if (std::is_same<W, I8>::value)
-        for (int j = 0; j < NR; j += VW) {
-            const vf scale = load<vf>(&m.scale[size_t(panel) * NR + j]);
-            for (int r = 0; r < rows; ++r) store(c + r * ldc + j, load<vf>(c + r * ldc + j) * scale);
         }
+        if (std::is_same<W, I8>::value)
+            for (int j = 0; j < NR; j += VW) {
+                const vf scale = load<vf>(&m.scale[size_t(panel + p) * NR + j]);
+                for (int r = 0; r < rows; ++r) store(c + r * columns + j, load<vf>(c + r * columns + j) * scale);
+            }
+    }
+}
+
+// How many words of a product with W lie between two looks ahead.
+template <class W>
+constexpr int look_steps() {
+    return std::is_same<W, I4>::value ? I4::SPAN_WORDS : 4;
+}
+
+// For a unit of `blocks` row blocks at `wide` panels from `panel`: brings the next unit's weights near.  A single block
+// reads memory from front to back at the speed of memory, which the processor sees by itself.
+template <class W>
+Lookahead look_ahead(const Matrix &m, int panel, int wide, int blocks) {
+    Lookahead ahead;
+    ahead.at = ahead.end = reinterpret_cast<const char *>(m.panel(std::min(panel + wide, m.panels)));
+    if (blocks > 1) ahead.end = reinterpret_cast<const char *>(m.panel(std::min(panel + 2 * wide, m.panels)));
+    const int lines = stored_rows<W>(look_steps<W>()) * NR * int(sizeof(uint32_t)) / 64;
+    ahead.lines = (lines + blocks - 1) / blocks;
+    return ahead;
 }
 
 // Rows that one unit of work takes, so that they stay in cache and every thread gets some.

@@ -225,43 +225,64 @@ class ModelOf {
         return quantized(columns);
     }
 
-    // For every group of `wide` panels and every chunk of rows: the product, then
-    // finish(first row, rows, group, product, worker).
-    template <class M, class F>
-    void multiply(const Activations &a, int rows, const Matrix &m, int wide, const F &finish) {
+    // For every group of `wide` panels and every block of rows: the product, then
+    // finish(first row, rows, group, product, worker).  A row's results go to `bytes` bytes at target(row, group).
+    template <class M, class E, class F>
+    void multiply(const Activations &a, int rows, const Matrix &m, int wide, int bytes, const E &target,
+                  const F &finish) {
         if (rows == 0) return;
         const int chunk = rows_of_unit(rows, m.steps), chunks = (rows + chunk - 1) / chunk, groups = m.panels / wide;
         const int columns = wide * NR;
         pool_.each(chunks * groups, [&](int unit, int worker) {
             const int first = unit / groups * chunk, count = std::min(chunk, rows - first), group = unit % groups;
             auto &product = scratch_[worker].product;
-            if (product.size() < size_t(count) * columns) product.resize(size_t(count) * columns);
-            for (int p = 0; p < wide; ++p)
-                multiply_panel<M>(a.from(first, 0, M::GROUP), count, m, group * wide + p, product.data() + p * NR,
-                                  columns);
-            finish(first, count, group, product.data(), worker);
+            product.resize(size_t(MR) * columns);
+            Lookahead ahead = look_ahead<M>(m, group * wide, wide, (count + MR - 1) / MR);
+            ahead.target_bytes = bytes;
+            each_row_block(count, [&](int row, int n) {
+                for (int r = 0; r < n; ++r)
+                    ahead.targets[r] = reinterpret_cast<const char *>(target(first + row + r, group));
+                ahead.expect(n, m.steps / look_steps<M>() * wide);
+                multiply_block<M>(a.from(first + row, 0, M::GROUP), n, m, group * wide, wide, product.data(), ahead);
+                finish(first + row, n, group, product.data(), worker);
+            });
         });
     }
 
     void project_qkv(const StepArrays &step, int layer) {
         const Layer &at = weights_.layers[layer];
         const int wide = weights_.head_panels * NR;
-        multiply<W>(normed(), step.tokens, at.qkv, weights_.head_panels,
-                 [&](int first, int count, int head, float *product, int worker) {
-                     auto &elems = scratch_[worker].head;
-                     elems.resize(dim_);
-                     for (int r = 0; r < count; ++r) {
-                         float *x = product + size_t(r) * wide;
-                         if (!at.qkv_bias.empty())
-                             for (int i = 0; i < dim_; i += VW)
-                                 store(x + i, load<vf>(x + i) + load<vf>(&at.qkv_bias[size_t(head) * wide + i]));
-                         place_head(step, layer, head, first + r, x, elems.data());
-                     }
-                 });
+        const std::vector<int> &order = current_plan(layer).order;
+        const auto target = [&](int token, int head) -> const void * {
+            if (head < s_.heads) return query_at(step, head, order[token]);
+            const int page = step.out_slots[token] / s_.page_size;
+            const bool is_v = head >= s_.heads + s_.kv_heads;
+            const int kv_head = head - s_.heads - (is_v ? s_.kv_heads : 0);
+            const auto *part = is_v ? pages_.v(page, layer, kv_head) : pages_.k(page, layer, kv_head);
+            return part + size_t(step.out_slots[token] - page * s_.page_size) * dim_;
+        };
+        multiply<W>(normed(), step.tokens, at.qkv, weights_.head_panels, dim_ * int(sizeof(elem)), target,
+                    [&](int first, int count, int head, float *product, int worker) {
+                        auto &elems = scratch_[worker].head;
+                        elems.resize(dim_);
+                        for (int r = 0; r < count; ++r) {
+                            float *x = product + size_t(r) * wide;
+                            if (!at.qkv_bias.empty())
+                                for (int i = 0; i < dim_; i += VW)
+                                    store(x + i, load<vf>(x + i) + load<vf>(&at.qkv_bias[size_t(head) * wide + i]));
+                            place_head(step, layer, head, first + r, order[first + r], x, elems.data());
+                        }
+                    });
+    }
+
+    // Where a head of a query lies.
+    elem *query_at(const StepArrays &step, int head, int query) const {
+        const size_t row = size_t(head / group_) * step.tokens + query;
+        return reinterpret_cast<elem *>(queries_ + (row * group_ + head % group_) * (dim_ / P));
     }
 
     // One head of one token: norm and rotation where it is Q or K, then to the queries or into the page.
-    void place_head(const StepArrays &step, int layer, int head, int token, float *x,
+    void place_head(const StepArrays &step, int layer, int head, int token, int query, float *x,
                     typename KV::elem *elems) {
         const Layer &at = weights_.layers[layer];
         const bool is_q = head < s_.heads, is_v = head >= s_.heads + s_.kv_heads;
@@ -275,12 +296,11 @@ class ModelOf {
             rotate(x, cosines_ + (size_t(token) * s_.ropes + rope) * s_.head_dim);
         }
         if (is_q) {
-            const size_t row = size_t(head / group_) * step.tokens + current_plan(layer).order[token];
-            elem *to = reinterpret_cast<elem *>(queries_ + (row * group_ + head % group_) * (dim_ / P));
+            elem *to = query_at(step, head, query);
             for (int i = 0; i < dim_; i += VW) T::put(to + i, load<vf>(x + i));
             return;
         }
-        const int page = step.out_slots[token] / s_.page_size, offset = step.out_slots[token] % s_.page_size;
+        const int page = step.out_slots[token] / s_.page_size, offset = step.out_slots[token] - page * s_.page_size;
         const int kv_head = head - s_.heads - (is_v ? s_.kv_heads : 0);
         pages_.write(is_v, page, layer, kv_head, offset, x, elems);
     }
@@ -337,7 +357,9 @@ class ModelOf {
                      const std::vector<float> &post_norm, int rows) {
         const bool direct = post_norm.empty();
         float *const into = direct ? x_ : branch_;
-        multiply<W>(a, rows, m, 1, [&](int first, int count, int panel, const float *product, int) {
+        const auto target = [&](int row, int panel) { return into + size_t(row) * hidden_ + panel * NR; };
+        multiply<W>(a, rows, m, 1, NR * int(sizeof(float)), target,
+                    [&](int first, int count, int panel, const float *product, int) {
             for (int r = 0; r < count; ++r) {
                 float *to = into + size_t(first + r) * hidden_ + panel * NR;
                 for (int j = 0; j < NR; j += VW) {
@@ -365,7 +387,10 @@ class ModelOf {
 
     // middle_ = SiLU(gate), or GELU, * up: a panel holds VW columns of gate and the same of up.
     void gate_up(const Layer &layer, int rows) {
-        multiply<W>(normed(), rows, layer.gate_up, 1,
+        const auto target = [&](int row, int panel) {
+            return reinterpret_cast<elem *>(middle_ + row * stride(mid_)) + panel * VW;
+        };
+        multiply<W>(normed(), rows, layer.gate_up, 1, VW * int(sizeof(elem)), target,
                  [&](int first, int count, int panel, const float *product, int) {
                      for (int r = 0; r < count; ++r) {
                          vf gate = load<vf>(product + r * NR), up = load<vf>(product + r * NR + VW);
@@ -374,13 +399,14 @@ class ModelOf {
                              up += load<vf>(&layer.gate_up_bias[panel * NR + VW]);
                          }
                          elem *to = reinterpret_cast<elem *>(middle_ + (first + r) * stride(mid_)) + panel * VW;
-                         T::put(to, (s_.gelu ? gelu(gate) : silu(gate)) * up);
+                         T::put(to, (s_.gelu ? gelu(gate) : silu<T::PRECISE>(gate)) * up);
                      }
                  });
     }
 
     void head(const Activations &hidden, int rows, float *out) {
-        multiply<typename Weights<T, W>::H>(hidden, rows, weights_.head, 1,
+        const auto target = [&](int row, int panel) { return out + size_t(row) * s_.vocab + panel * NR; };
+        multiply<typename Weights<T, W>::H>(hidden, rows, weights_.head, 1, 0, target,
                  [&](int first, int count, int panel, const float *product, int) {
                      const int n = std::min(NR, s_.vocab - panel * NR);
                      for (int r = 0; r < count; ++r) {

@@ -68,11 +68,11 @@ struct PagePool {
         } else {
             for (int i = 0; i < dim; i += VW) KV::put(scratch + i, load<vf>(x + i));
         }
+        to += is_v ? v_at(offset, 0) : k_at(offset, 0);
         if (is_v)
-            for (int d = 0; d < dim; ++d) to[v_at(offset, d)] = scratch[d];
+            for (int d = 0; d < dim; ++d, to += pair) *to = scratch[d];
         else
-            for (int w = 0; w < dim; w += P)
-                std::memcpy(to + k_at(offset, w), scratch + w, P * sizeof(elem));
+            for (int w = 0; w < dim; w += P, to += strip * P) std::memcpy(to, scratch + w, P * sizeof(elem));
     }
 
     // Copies the first `rows` tokens of every layer and head.

@@ -135,7 +135,10 @@ SAPWOOD_INLINE vf exp2v(vf x) {
 constexpr float LOG2E = 1.44269504088896340736f;
 
 // x / (1 + e^-x)
-SAPWOOD_INLINE vf silu(vf x) { return x / (splat(1.0f) + exp2v(x * splat(-LOG2E))); }
+template <bool PRECISE>
+SAPWOOD_INLINE vf silu(vf x) {
+    return x / (splat(1.0f) + exp2v<PRECISE>(x * splat(-LOG2E)));
+}
 
 SAPWOOD_INLINE vf tanhv(vf x) { return splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp2v(x * splat(2 * LOG2E))); }
 
