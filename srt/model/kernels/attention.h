@@ -20,16 +20,33 @@ namespace sapwood {
 
 constexpr float NOTHING = -1e30f;
 
+// What the keys so far gave each query row: values weighted by chances relative to the row's highest score, the chances
+// themselves, added up lane by lane, and that score.
+struct AttentionSums {
+    std::vector<float> values, weight, top;
+
+    void prepare(int rows, int dim) {
+        values.resize(size_t(rows) * dim);
+        weight.resize(size_t(rows) * VW);
+        top.resize(rows + VW);  // read by whole vectors
+    }
+
+    void clear(int rows, int dim) {
+        std::fill(values.begin(), values.begin() + size_t(rows) * dim, 0.0f);
+        std::fill(weight.begin(), weight.begin() + size_t(rows) * VW, 0.0f);
+        std::fill(top.begin(), top.begin() + rows, NOTHING);
+    }
+};
+
 // Memory that one worker uses.
 struct AttentionScratch {
-    std::vector<float> sum, weight, top, all_sum, all_weight, all_top, scores, factor;
+    AttentionSums segment, all;
+    std::vector<float> scores, factor;
     std::vector<uint32_t> chances, k_strips, v_strips;
 
     void prepare(int group, int dim) {
         const int rows = std::max(QUERY_ROWS, SHORT_ROW * group);  // a short row is never cut
-        for (auto *v : {&sum, &all_sum}) v->resize(size_t(rows) * dim);
-        weight.resize(size_t(rows) * VW);
-        for (auto *v : {&top, &all_weight, &all_top}) v->resize(rows + VW);  // read by whole vectors
+        for (auto *sums : {&segment, &all}) sums->prepare(rows, dim);
         scores.resize(MR * TILE);
         factor.resize(VW);
         chances.resize(MR * TILE);
@@ -50,80 +67,87 @@ struct Attention {
     const uint32_t *queries;       // [KV head][query][head of the group][dim] elements
     ptrdiff_t out_stride;          // elements from one token's output to the next
     elem *out;                     // [token][head][dim]
-    float *partials;               // [partial][head][dim + 2]: sums, weight, top
+    float *partials;               // [partial][head][partial_size(dim)]: AttentionSums of a segment
 
     int words() const { return dim / T::PER_WORD; }
     const uint32_t *query_words(int head, int query) const {
         return queries + (size_t(head) * plan.position.size() + query) * group * words();
     }
 
+    static constexpr int partial_size(int dim) { return dim + 2 * VW; }
+
     void run_unit(const AttentionUnit &unit, int head, AttentionScratch &s) const {
         const int rows = unit.queries * group;
-        const bool several = unit.last_segment - unit.segment > 1;
-        if (several) clear(s.all_sum.data(), s.all_weight.data(), s.all_top.data(), rows, 1);
         for (int segment = unit.segment; segment < unit.last_segment; ++segment) {
-            clear(s.sum.data(), s.weight.data(), s.top.data(), rows, VW);
+            s.segment.clear(rows, dim);
             run_segment(unit, segment, head, s);
-            for (int r = 0; r < rows; ++r) {
-                const float weight = sum_lanes(load<vf>(&s.weight[size_t(r) * VW]));
-                const float *sum = &s.sum[size_t(r) * dim];
-                if (unit.partial)
-                    leave_partial(unit.query + r / group, segment, head * group + r % group, sum, weight, s.top[r]);
-                else if (several)
-                    merge(&s.all_sum[size_t(r) * dim], s.all_weight[r], s.all_top[r], sum, weight, s.top[r]);
-                else
-                    finish(unit.query + r / group, head * group + r % group, sum, weight);
+            if (unit.partial) {
+                for (int r = 0; r < rows; ++r)
+                    leave_partial(unit.query + r / group, segment, head * group + r % group, s.segment, r);
+            } else if (segment == unit.segment) {
+                std::swap(s.all, s.segment);
+            } else {
+                merge(s.all, s.segment, rows);
             }
         }
-        if (several)
-            for (int r = 0; r < rows; ++r)
-                finish(unit.query + r / group, head * group + r % group, &s.all_sum[size_t(r) * dim],
-                       s.all_weight[r]);
+        if (!unit.partial)
+            for (int r = 0; r < rows; ++r) finish(unit.query + r / group, head * group + r % group, s.all, r);
     }
 
     // Merges the partial sums of a query, for the heads of one KV head.
     void merge_query(int query, int head, AttentionScratch &s) const {
-        for (int g = 0; g < group; ++g) {
-            const int h = head * group + g;
-            clear(s.all_sum.data(), s.all_weight.data(), s.all_top.data(), 1, 1);
-            for (int i = 0; i < plan.partial_count[query]; ++i) {
-                const float *from = partial(plan.first_partial[query] + i, h);
-                merge(s.all_sum.data(), s.all_weight[0], s.all_top[0], from, from[dim], from[dim + 1]);
-            }
-            finish(query, h, s.all_sum.data(), s.all_weight[0]);
+        for (int i = 0; i < plan.partial_count[query]; ++i) {
+            AttentionSums &to = i == 0 ? s.all : s.segment;
+            for (int g = 0; g < group; ++g) take_partial(query, i, head * group + g, to, g);
+            if (i > 0) merge(s.all, s.segment, group);
         }
+        for (int g = 0; g < group; ++g) finish(query, head * group + g, s.all, g);
     }
 
   private:
-    void clear(float *sum, float *weight, float *top, int rows, int lanes) const {
-        std::fill(sum, sum + size_t(rows) * dim, 0.0f);
-        std::fill(weight, weight + size_t(rows) * lanes, 0.0f);
-        std::fill(top, top + rows, NOTHING);
-    }
-
     float *partial(int index, int h) const {
-        return partials + (size_t(index) * heads * group + h) * (dim + 2);
+        return partials + (size_t(index) * heads * group + h) * partial_size(dim);
     }
 
-    void leave_partial(int query, int segment, int h, const float *sum, float weight, float top) const {
+    void leave_partial(int query, int segment, int h, const AttentionSums &from, int r) const {
         float *to = partial(plan.partial_of(query, segment), h);
-        std::memcpy(to, sum, size_t(dim) * sizeof(float));
-        to[dim] = weight;
-        to[dim + 1] = top;
+        std::memcpy(to, &from.values[size_t(r) * dim], size_t(dim) * sizeof(float));
+        std::memcpy(to + dim, &from.weight[size_t(r) * VW], VW * sizeof(float));
+        to[dim + VW] = from.top[r];
     }
 
-    void merge(float *all, float &all_weight, float &all_top, const float *sum, float weight, float top) const {
-        const float best = all_top > top ? all_top : top;
-        const vf keep = exp2v(splat(all_top - best)), take = exp2v(splat(top - best));
-        for (int d = 0; d < dim; d += VW) store(all + d, fma(load<vf>(sum + d), take, load<vf>(all + d) * keep));
-        all_weight = fma(splat(weight), take, splat(all_weight) * keep)[0];
-        all_top = best;
+    void take_partial(int query, int i, int h, AttentionSums &to, int r) const {
+        const float *from = partial(plan.first_partial[query] + i, h);
+        std::memcpy(&to.values[size_t(r) * dim], from, size_t(dim) * sizeof(float));
+        std::memcpy(&to.weight[size_t(r) * VW], from + dim, VW * sizeof(float));
+        to.top[r] = from[dim + VW];
     }
 
-    void finish(int query, int h, const float *sum, float weight) const {
+    // all = all and what follows it.
+    void merge(AttentionSums &all, const AttentionSums &next, int rows) const {
+        for (int first = 0; first < rows; first += VW) {
+            const vf before = load<vf>(&all.top[first]), here = load<vf>(&next.top[first]), top = max(before, here);
+            float keep[VW], take[VW], tops[VW];
+            store(keep, exp2v(before - top));
+            store(take, exp2v(here - top));
+            store(tops, top);
+            for (int r = first; r < std::min(rows, first + VW); ++r) {
+                const vf kept = splat(keep[r - first]), taken = splat(take[r - first]);
+                const auto add = [&](float *to, const float *from) {
+                    store(to, fma(load<vf>(from), taken, load<vf>(to) * kept));
+                };
+                for (int d = 0; d < dim; d += VW) add(&all.values[size_t(r) * dim + d], &next.values[size_t(r) * dim + d]);
+                add(&all.weight[size_t(r) * VW], &next.weight[size_t(r) * VW]);
+                all.top[r] = tops[r - first];
+            }
+        }
+    }
+
+    void finish(int query, int h, const AttentionSums &all, int r) const {
         elem *to = out + plan.token[query] * out_stride + h * dim;
-        const vf share = splat(1.0f / weight);
-        for (int d = 0; d < dim; d += VW) T::put(to + d, load<vf>(sum + d) * share);
+        const float *values = &all.values[size_t(r) * dim];
+        const vf share = splat(1.0f / sum_lanes(load<vf>(&all.weight[size_t(r) * VW])));
+        for (int d = 0; d < dim; d += VW) T::put(to + d, load<vf>(values + d) * share);
     }
 
     void run_segment(const AttentionUnit &unit, int segment, int head, AttentionScratch &s) const {
@@ -280,21 +304,21 @@ struct Attention {
             for (int i = 1; i < vectors; ++i) most = max(load<vf>(scores + i * VW), most);
             here[r] = max_lanes(most) * scale;
         }
-        const vf before = load<vf>(&s.top[at]), top = max(load<vf>(here), before);
+        const vf before = load<vf>(&s.segment.top[at]), top = max(load<vf>(here), before);
         float best[VW];
         store(best, top);
         store(&s.factor[0], exp2v(before - top));
         for (int r = 0; r < count; ++r) {
             const float *scores = &s.scores[size_t(r) * TILE];
             elem *chances = reinterpret_cast<elem *>(&s.chances[size_t(r) * TILE]);
-            vf weight = load<vf>(&s.weight[size_t(at + r) * VW]) * splat(s.factor[r]);
+            vf weight = load<vf>(&s.segment.weight[size_t(at + r) * VW]) * splat(s.factor[r]);
             for (int i = 0; i < vectors; ++i) {
                 const vf p = exp2v<T::PRECISE>(fma(load<vf>(scores + i * VW), splat(scale), splat(-best[r])));
                 weight += p;
                 T::put(chances + i * VW, p);
             }
-            store(&s.weight[size_t(at + r) * VW], weight);
-            s.top[at + r] = best[r];
+            store(&s.segment.weight[size_t(at + r) * VW], weight);
+            s.segment.top[at + r] = best[r];
         }
     }
 
@@ -316,7 +340,7 @@ struct Attention {
             for (int d = 0; d < dim; d += 2 * VW) {
                 const int e = d + VW < dim ? d + VW : d;
                 vf sum[ROWS][2];
-                float *to = &s.sum[size_t(at) * dim];
+                float *to = &s.segment.values[size_t(at) * dim];
 #pragma GCC unroll 12
                 for (int r = 0; r < ROWS; ++r) {
                     const vf factor = splat(s.factor[r]);

@@ -11,7 +11,7 @@
 namespace sapwood {
 
 constexpr int TILE = 4 * STRIP;
-constexpr int SEGMENT = 4 * TILE;
+constexpr int SEGMENT = 8 * TILE;
 // Query rows (tokens times heads of a group) that are computed against a tile while it is in cache.
 constexpr int QUERY_ROWS = 4 * MR;
 // Rows with at most so many new tokens are computed together with others where they share pages.

@@ -149,7 +149,7 @@ class ModelOf {
                 plans_[window].make(step, s_.page_size, s_.kv_heads, group_, window, pool_.size());
                 partials = std::max(partials, size_t(plans_[window].partials));
             }
-        partials_ = memory_.partials.template need<float>(partials * s_.heads * (dim_ + 2));
+        partials_ = memory_.partials.template need<float>(partials * s_.heads * Attention<T, KV>::partial_size(dim_));
     }
 
     void embed(const StepArrays &step) {
