@@ -15,7 +15,7 @@ from tests.model.families import SIZES, save_family
 from tests.model.native_kernels import FORMATS, all_kernels, load_native_model
 from tests.model.paged_driver import PagedDriver, Sequence
 
-# Long enough to cross several segments of attention (256 tokens) and their tiles.
+# Longer than a segment of attention (512 tokens), with many of its tiles.
 TRUNK = 600
 CASES = ["llama", "mistral-window", "gemma2", "gemma3"]
 
@@ -65,7 +65,7 @@ def forked(driver: PagedDriver, chooser: random.Random) -> list[Sequence]:
     driver.step([(branch, 200)])
     sequences = [
         driver.fork(trunk, shared, ids(chooser.randint(1, 60), 10 + shared))
-        for shared in (1, 15, 64, 255, 256, 257, 320, 511, 599)
+        for shared in (1, 15, 64, 255, 320, 511, 512, 513, 599)
     ]
     sequences += [driver.fork(branch, shared, ids(40, 900 + shared)) for shared in (334, 450, 512, 532)]
     return sequences + [Sequence(ids(chooser.randint(1, 300), 700 + i)) for i in range(3)]
@@ -141,6 +141,22 @@ def test_a_cache_hit_at_every_offset_gives_the_bits_of_a_cold_run(folders: dict[
             fork = driver.fork(trunk, hit, tokens[hit:])
             assert torch.equal(driver.step([(fork, len(tokens) - hit)])[0], expected[hit:]), hit
             driver.free = free
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("case", ["llama", "mistral-window"])
+def test_three_segments_and_more_are_exact_too(folders: dict[str, Path], case: str, number_format: str) -> None:
+    tokens = ids(1700, 3)
+    kernels = all_kernels(number_format)[0]
+    model = load_native_model(folders[case], kernels, 4096)
+    driver = PagedDriver.with_pages(model, "shuffled")
+    trunk = Sequence(tokens)
+    parts = [driver.step([(trunk, count)])[0] for count in (900, 1, 400, 1, 398)]
+    whole = alone_and_whole(load_native_model(folders[case], kernels, 4096), tokens)
+    assert torch.equal(torch.cat(parts), whole)
+    forks = [driver.fork(trunk, shared, tokens[shared:]) for shared in (1698, 1695, 1600, 1024)]
+    for (fork, found) in zip(forks, driver.step([(fork, len(tokens) - fork.computed) for fork in forks]), strict=True):
+        assert torch.equal(found, whole[len(tokens) - len(found) :]), len(found)
 
 
 def test_logits_do_not_depend_on_which_tokens_are_asked_for(folders: dict[str, Path]) -> None:

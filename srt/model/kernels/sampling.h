@@ -62,10 +62,11 @@ class Drawer {
     // The upper half of a chance's bits orders buckets of like size; 1.0f is in the last.
     static constexpr int BUCKETS = (0x3f800000 >> 16) + 1;
 
+    // What is no chance (not-a-number, above 1) goes to the last bucket, so that no input leads out of the tables.
     static int bucket(float chance) {
         uint32_t bits;
         std::memcpy(&bits, &chance, sizeof bits);
-        return int(bits >> 16);
+        return std::min(int(bits >> 16), BUCKETS - 1);
     }
 
     void weigh(const float *logits, int n, float temperature) {
@@ -90,7 +91,7 @@ class Drawer {
         float floor = 0.0f;
         int last = 0;  // the lowest bucket that top-k leaves something of
         if (by_rank) {
-            int rank = row.top_k;
+            int rank = std::max(1, row.top_k);
             for (last = BUCKETS - 1; count_[last] < rank; --last) rank -= count_[last];
             gather(n, last);
             floor = gathered_[rank - 1];
@@ -129,7 +130,7 @@ class Drawer {
         double all = 0.0;
         for (int b = 0; b < blocks; ++b) ends_[b] = all += block_sum(&chances_[size_t(b) * BLOCK], floor);
         const double target = uniform * all;
-        const int b = int(std::upper_bound(ends_.begin(), ends_.end(), target) - ends_.begin());
+        const int b = std::min(int(std::upper_bound(ends_.begin(), ends_.end(), target) - ends_.begin()), blocks - 1);
         double sum = b > 0 ? ends_[b - 1] : 0.0;
         int32_t chosen = b * BLOCK;
         for (int i = b * BLOCK; i < std::min(n, (b + 1) * BLOCK); ++i) {
