@@ -233,11 +233,17 @@ class ModelOf {
         if (rows == 0) return;
         const int chunk = rows_of_unit(rows, m.steps), chunks = (rows + chunk - 1) / chunk, groups = m.panels / wide;
         const int columns = wide * NR;
-        pool_.each(chunks * groups, [&](int unit, int worker) {
-            const int first = unit / groups * chunk, count = std::min(chunk, rows - first), group = unit % groups;
+        // Where threads would get unlike shares of few groups, each group is done in two halves, one after the other.
+        const int parts = chunks == 1 && rows > MR && groups % pool_.size() != 0 && groups < 16 * pool_.size() ? 2 : 1;
+        pool_.each(chunks * groups * parts, [&](int unit, int worker) {
+            const int part = unit % parts, group = unit / parts % groups;
+            const int begin = unit / parts / groups * chunk, end = std::min(rows, begin + chunk);
+            const int first = begin + (end - begin) * part / parts;
+            const int count = begin + (end - begin) * (part + 1) / parts - first;
             auto &product = scratch_[worker].product;
             product.resize(size_t(MR) * columns);
-            Lookahead ahead = look_ahead<M>(m, group * wide, wide, (count + MR - 1) / MR);
+            Lookahead ahead = look_ahead<M>(m, group * wide, wide, (count + MR - 1) / MR * parts);
+            if (part > 0) ahead.at += (ahead.end - ahead.at) / 2;
             ahead.target_bytes = bytes;
             each_row_block(count, [&](int row, int n) {
                 for (int r = 0; r < n; ++r)
