@@ -44,16 +44,27 @@ struct Matrix {
 
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
+// Memory that a row of a product is about to be written to.
+struct Target {
+    const void *at;
+    int bytes;
+};
+
 // Brings memory near while a product goes on: a few cache lines of the next weights at a time, and towards the end of a
 // row block the places where its results will go, one row at a time.  (Sooner, the weights would drive them out again.)
 struct Lookahead {
     const char *at = nullptr, *end = nullptr;  // the next weights
     int lines = 0;                             // of them at a time
-    const char *targets[MR];                   // where the rows of this block go
-    int target_bytes = 0;
+    Target targets[MR];                        // where the rows of this block go
     int next_target = 0, targets_end = 0;      // those not yet brought near; before them, steps to wait as negatives
 
-    void expect(int rows, int steps) {
+    // Results of a block of `rows` rows, `steps` looks ahead long, go to target(row).
+    template <class F>
+    void expect(int rows, int steps, const F &target) {
+        for (int r = 0; r < rows; ++r) {
+            targets[r] = target(r);
+            if (r > 0 && targets[r].at == targets[r - 1].at) targets[r - 1].bytes = 0;
+        }
         targets_end = rows;
         next_target = std::min(0, rows + EARLY_STEPS - steps);
     }
@@ -62,7 +73,8 @@ struct Lookahead {
         for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
         if (next_target < targets_end) {
             if (next_target >= 0)
-                for (int i = 0; i < target_bytes; i += 64) __builtin_prefetch(targets[next_target] + i, 1, 3);
+                for (int i = 0; i < targets[next_target].bytes; i += 64)
+                    __builtin_prefetch(static_cast<const char *>(targets[next_target].at) + i, 1, 3);
             ++next_target;
         }
     }

@@ -142,6 +142,9 @@ class ModelOf {
         kept_x_ = memory_.kept_x.template need<float>(kept * hidden_);
         kept_attended_ = memory_.kept_attended.template need<uint32_t>(kept * stride(s_.heads * dim_));
         need_quantized(n, std::max({hidden_, mid_, s_.heads * dim_}));
+        slots_.resize(step.tokens);
+        for (int t = 0; t < step.tokens; ++t)
+            slots_[t] = {step.out_slots[t] / s_.page_size, step.out_slots[t] % s_.page_size};
         plans_.clear();
         size_t partials = 0;
         for (int window : windows_)
@@ -226,10 +229,9 @@ class ModelOf {
     }
 
     // For every group of `wide` panels and every block of rows: the product, then
-    // finish(first row, rows, group, product, worker).  A row's results go to `bytes` bytes at target(row, group).
+    // finish(first row, rows, group, product, worker), which writes a row's results to target(row, group).
     template <class M, class E, class F>
-    void multiply(const Activations &a, int rows, const Matrix &m, int wide, int bytes, const E &target,
-                  const F &finish) {
+    void multiply(const Activations &a, int rows, const Matrix &m, int wide, const E &target, const F &finish) {
         if (rows == 0) return;
         const int chunk = rows_of_unit(rows, m.steps), chunks = (rows + chunk - 1) / chunk, groups = m.panels / wide;
         const int columns = wide * NR;
@@ -244,11 +246,9 @@ class ModelOf {
             product.resize(size_t(MR) * columns);
             Lookahead ahead = look_ahead<M>(m, group * wide, wide, (count + MR - 1) / MR * parts);
             if (part > 0) ahead.at += (ahead.end - ahead.at) / 2;
-            ahead.target_bytes = bytes;
             each_row_block(count, [&](int row, int n) {
-                for (int r = 0; r < n; ++r)
-                    ahead.targets[r] = reinterpret_cast<const char *>(target(first + row + r, group));
-                ahead.expect(n, m.steps / look_steps<M>() * wide);
+                ahead.expect(n, m.steps / look_steps<M>() * wide,
+                             [&](int r) { return target(first + row + r, group); });
                 multiply_block<M>(a.from(first + row, 0, M::GROUP), n, m, group * wide, wide, product.data(), ahead);
                 finish(first + row, n, group, product.data(), worker);
             });
@@ -259,25 +259,24 @@ class ModelOf {
         const Layer &at = weights_.layers[layer];
         const int wide = weights_.head_panels * NR;
         const std::vector<int> &order = current_plan(layer).order;
-        const auto target = [&](int token, int head) -> const void * {
-            if (head < s_.heads) return query_at(step, head, order[token]);
-            const int page = step.out_slots[token] / s_.page_size;
+        const auto target = [&](int token, int head) -> Target {
+            if (head < s_.heads) return {query_at(step, head, order[token]), dim_ * int(sizeof(elem))};
             const bool is_v = head >= s_.heads + s_.kv_heads;
-            const int kv_head = head - s_.heads - (is_v ? s_.kv_heads : 0);
-            const auto *part = is_v ? pages_.v(page, layer, kv_head) : pages_.k(page, layer, kv_head);
-            return part + size_t(step.out_slots[token] - page * s_.page_size) * dim_;
+            return pages_.target(is_v, slots_[token].page, layer, head - s_.heads - (is_v ? s_.kv_heads : 0),
+                                 slots_[token].offset);
         };
-        multiply<W>(normed(), step.tokens, at.qkv, weights_.head_panels, dim_ * int(sizeof(elem)), target,
+        multiply<W>(normed(), step.tokens, at.qkv, weights_.head_panels, target,
                     [&](int first, int count, int head, float *product, int worker) {
-                        auto &elems = scratch_[worker].head;
-                        elems.resize(dim_);
-                        for (int r = 0; r < count; ++r) {
-                            float *x = product + size_t(r) * wide;
-                            if (!at.qkv_bias.empty())
-                                for (int i = 0; i < dim_; i += VW)
-                                    store(x + i, load<vf>(x + i) + load<vf>(&at.qkv_bias[size_t(head) * wide + i]));
-                            place_head(step, layer, head, first + r, order[first + r], x, elems.data());
-                        }
+                        if (!at.qkv_bias.empty())
+                            for (int r = 0; r < count; ++r)
+                                for (int i = 0; i < dim_; i += VW) {
+                                    float *x = product + size_t(r) * wide + i;
+                                    store(x, load<vf>(x) + load<vf>(&at.qkv_bias[size_t(head) * wide + i]));
+                                }
+                        if (head < s_.heads)
+                            place_queries(step, layer, head, first, count, product, order);
+                        else
+                            place_pages(layer, head - s_.heads, first, count, product, scratch_[worker].head);
                     });
     }
 
@@ -287,28 +286,40 @@ class ModelOf {
         return reinterpret_cast<elem *>(queries_ + (row * group_ + head % group_) * (dim_ / P));
     }
 
-    // One head of one token: norm and rotation where it is Q or K, then to the queries or into the page.
-    void place_head(const StepArrays &step, int layer, int head, int token, int query, float *x,
-                    typename KV::elem *elems) {
-        const Layer &at = weights_.layers[layer];
-        const bool is_q = head < s_.heads, is_v = head >= s_.heads + s_.kv_heads;
-        if (!is_v) {
+    // A head of Q of some tokens, normed and rotated, to the queries.
+    void place_queries(const StepArrays &step, int layer, int head, int first, int count, float *product,
+                       const std::vector<int> &order) const {
+        turn(layer, weights_.layers[layer].q_norm, first, count, product);
+        elem *const base = query_at(step, head, 0);
+        for (int r = 0; r < count; ++r) {
+            const float *x = product + size_t(r) * weights_.head_panels * NR;
+            elem *to = base + size_t(order[first + r]) * group_ * dim_;
+            for (int i = 0; i < dim_; i += VW) T::put(to + i, load<vf>(x + i));
+        }
+    }
+
+    // A head of K, normed and rotated, or of V, of some tokens, into their pages; heads of V come after those of K.
+    void place_pages(int layer, int head, int first, int count, float *product,
+                     std::vector<typename KV::elem> &elems) const {
+        const bool is_v = head >= s_.kv_heads;
+        if (!is_v) turn(layer, weights_.layers[layer].k_norm, first, count, product);
+        elems.resize(dim_);
+        for (int r = 0; r < count; ++r)
+            pages_.write(is_v, slots_[first + r].page, layer, is_v ? head - s_.kv_heads : head, slots_[first + r].offset,
+                         product + size_t(r) * weights_.head_panels * NR, elems.data());
+    }
+
+    // Norm, where the model has one there, and rotation of a head of some tokens.
+    void turn(int layer, const std::vector<float> &weight, int first, int count, float *product) const {
+        const int rope = s_.ropes > 1 && windows_[layer] > 0 ? 1 : 0;
+        for (int r = 0; r < count; ++r) {
+            float *x = product + size_t(r) * weights_.head_panels * NR;
             if (s_.qk_norm) {
-                const auto &weight = is_q ? at.q_norm : at.k_norm;
                 const vf scale = splat(inverse_rms(x, dim_, s_.head_dim, s_.norm_eps));
                 for (int i = 0; i < dim_; i += VW) store(x + i, load<vf>(x + i) * scale * load<vf>(&weight[i]));
             }
-            const int rope = s_.ropes > 1 && windows_[layer] > 0 ? 1 : 0;
-            rotate(x, cosines_ + (size_t(token) * s_.ropes + rope) * s_.head_dim);
+            rotate(x, cosines_ + (size_t(first + r) * s_.ropes + rope) * s_.head_dim);
         }
-        if (is_q) {
-            elem *to = query_at(step, head, query);
-            for (int i = 0; i < dim_; i += VW) T::put(to + i, load<vf>(x + i));
-            return;
-        }
-        const int page = step.out_slots[token] / s_.page_size, offset = step.out_slots[token] - page * s_.page_size;
-        const int kv_head = head - s_.heads - (is_v ? s_.kv_heads : 0);
-        pages_.write(is_v, page, layer, kv_head, offset, x, elems);
     }
 
     // Rotary embedding; the two halves of a head are the two coordinates (Su et al. 2021, as Llama lays it out).
@@ -363,8 +374,10 @@ class ModelOf {
                      const std::vector<float> &post_norm, int rows) {
         const bool direct = post_norm.empty();
         float *const into = direct ? x_ : branch_;
-        const auto target = [&](int row, int panel) { return into + size_t(row) * hidden_ + panel * NR; };
-        multiply<W>(a, rows, m, 1, NR * int(sizeof(float)), target,
+        const auto target = [&](int row, int panel) -> Target {
+            return {into + size_t(row) * hidden_ + panel * NR, NR * int(sizeof(float))};
+        };
+        multiply<W>(a, rows, m, 1, target,
                     [&](int first, int count, int panel, const float *product, int) {
             for (int r = 0; r < count; ++r) {
                 float *to = into + size_t(first + r) * hidden_ + panel * NR;
@@ -393,10 +406,10 @@ class ModelOf {
 
     // middle_ = SiLU(gate), or GELU, * up: a panel holds VW columns of gate and the same of up.
     void gate_up(const Layer &layer, int rows) {
-        const auto target = [&](int row, int panel) {
-            return reinterpret_cast<elem *>(middle_ + row * stride(mid_)) + panel * VW;
+        const auto target = [&](int row, int panel) -> Target {
+            return {reinterpret_cast<elem *>(middle_ + row * stride(mid_)) + panel * VW, VW * int(sizeof(elem))};
         };
-        multiply<W>(normed(), rows, layer.gate_up, 1, VW * int(sizeof(elem)), target,
+        multiply<W>(normed(), rows, layer.gate_up, 1, target,
                  [&](int first, int count, int panel, const float *product, int) {
                      for (int r = 0; r < count; ++r) {
                          vf gate = load<vf>(product + r * NR), up = load<vf>(product + r * NR + VW);
@@ -411,8 +424,9 @@ class ModelOf {
     }
 
     void head(const Activations &hidden, int rows, float *out) {
-        const auto target = [&](int row, int panel) { return out + size_t(row) * s_.vocab + panel * NR; };
-        multiply<typename Weights<T, W>::H>(hidden, rows, weights_.head, 1, 0, target,
+        // Written once and not soon read.
+        const auto target = [&](int, int) -> Target { return {out, 0}; };
+        multiply<typename Weights<T, W>::H>(hidden, rows, weights_.head, 1, target,
                  [&](int first, int count, int panel, const float *product, int) {
                      const int n = std::min(NR, s_.vocab - panel * NR);
                      for (int r = 0; r < count; ++r) {
@@ -436,6 +450,10 @@ class ModelOf {
     const PagePool<T, KV> pages_;
     std::vector<Scratch> scratch_;
     std::map<int, AttentionPlan> plans_;  // by window
+    struct Slot {
+        int page, offset;
+    };
+    std::vector<Slot> slots_;  // of each token of the step: where its K and V go
     double seconds_[PHASES] = {};
     // What the pointers below point into; grows with the largest step so far.
     struct {

@@ -16,7 +16,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "simd.h"
+#include "gemm.h"
 
 namespace sapwood {
 
@@ -73,6 +73,12 @@ struct PagePool {
             for (int d = 0; d < dim; ++d, to += pair) *to = scratch[d];
         else
             for (int w = 0; w < dim; w += P, to += strip * P) std::memcpy(to, scratch + w, P * sizeof(elem));
+    }
+
+    // The memory that write() will touch: a token's K lies scattered over its strip.
+    Target target(bool is_v, int page, int layer, int head, int offset) const {
+        if (is_v) return {v(page, layer, head) + v_at(offset, 0), dim * pair * int(sizeof(elem))};
+        return {k(page, layer, head) + size_t(offset / strip) * strip * dim, strip * dim * int(sizeof(elem))};
     }
 
     // Copies the first `rows` tokens of every layer and head.
