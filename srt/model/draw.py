@@ -56,12 +56,12 @@ class DrawParams:
 class Chooser(Protocol):
     """What picks tokens from float32 logits [n, vocab], which stay as they are: torch, or the native kernels."""
 
-    def broken(self, logits: torch.Tensor) -> list[int]:
-        """The rows that hold a number that is not finite."""
+    def best(self, logits: torch.Tensor) -> Int32Array:
+        """The id of the largest logit of each row, the lowest among equals; -1 where one is not finite: int32 [n]."""
         ...
 
     def greedy(self, logits: torch.Tensor, rows: list[int]) -> Int32Array:
-        """The id of the largest logit of each of the `rows`, the lowest id among equals: int32 [rows]."""
+        """The id of the largest logit of each of the `rows`, which may hold -inf; the lowest id among equals."""
         ...
 
     def draw(self, logits: torch.Tensor, rows: list[int], params: DrawParams) -> Int32Array:
@@ -72,11 +72,13 @@ class Chooser(Protocol):
 class TorchChooser:
     """Implements `Chooser`."""
 
-    def broken(self, logits: torch.Tensor) -> list[int]:
-        """See `Chooser.broken`."""
+    def best(self, logits: torch.Tensor) -> Int32Array:
+        """See `Chooser.best`."""
+        found = logits.argmax(dim=-1).int().numpy()
         # A sum is cheap, and not finite whenever a term is not; the converse is checked where it matters.
         suspects = (~logits.sum(dim=-1).isfinite()).nonzero().flatten().tolist()
-        return [row for row in suspects if not bool(logits[row].isfinite().all())]
+        found[[row for row in suspects if not bool(logits[row].isfinite().all())]] = -1
+        return found
 
     def greedy(self, logits: torch.Tensor, rows: list[int]) -> Int32Array:
         """See `Chooser.greedy`."""

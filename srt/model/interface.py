@@ -63,10 +63,10 @@ class LanguageModel(Protocol):
         """Where its KV lives."""
         ...
 
-    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array, out: torch.Tensor | None = None) -> torch.Tensor:
         """Write the KV of every token of the batch, attend, and return the logits of the tokens asked for.
 
-        `logit_tokens` int32 [L]: indices into the batch's tokens.  Returns float32 [L, vocab].
+        `logit_tokens` int32 [L]: indices into the batch's tokens.  Returns float32 [L, vocab]: `out` where it is given.
         """
         ...
 

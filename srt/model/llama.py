@@ -36,9 +36,10 @@ class TorchModel:
         # Rounded as a weight is, before it is used.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype)
 
-    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `LanguageModel.forward`."""
-        return self.project(self.forward_hidden(batch, logit_tokens))
+        logits = self.project(self.forward_hidden(batch, logit_tokens))
+        return logits if out is None else out.copy_(logits)
 
     @torch.inference_mode()
     def forward_hidden(self, batch: ForwardBatch, tokens: Int32Array) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch
 from srt.model.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
 from srt.model.interface import ForwardBatch
 from srt.model.kernels.build import BuildFailed, Variant, build_library, host_variants
-from srt.model.kernels.check import STEP_ARRAYS, check_batch, check_copies, check_tokens
+from srt.model.kernels.check import STEP_ARRAYS, check_batch, check_copies, check_logits, check_tokens
 from srt.model.pinning import pinned
 from srt.model.rope import inverse_frequencies
 from srt.model.weights import TensorSource, check_tensors, norm_names, open_tensors
@@ -121,7 +121,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
         "sapwood_set_embedding": (None, (pointer, pointer)),
         "sapwood_forward": (number, (pointer, ctypes.POINTER(StepArrays))),
         "sapwood_project": (number, (pointer, pointer, number, pointer)),
-        "sapwood_finite": (None, (pointer, pointer, number, pointer)),
+        "sapwood_best": (None, (pointer, pointer, number, pointer)),
         "sapwood_greedy": (None, (pointer, pointer, pointer, number, pointer)),
         "sapwood_draw": (number, (pointer, pointer, pointer, number, pointer)),
         "sapwood_take_seconds": (None, (pointer, ctypes.POINTER(ctypes.c_double))),
@@ -300,13 +300,13 @@ class NativeModel:
         values = tensor.float().contiguous()
         self.kernels.library.sapwood_set_vector(self._handle, layer, which, values.data_ptr())
 
-    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `LanguageModel.forward`.  Raises ValueError, which names the array, when the batch is not sound."""
-        return self._run(batch, "logit_tokens", logit_tokens, want_logits=True)
+        return self._run(batch, "logit_tokens", logit_tokens, out, want_logits=True)
 
     def forward_hidden(self, batch: ForwardBatch, tokens: Int32Array) -> torch.Tensor:
         """See `LanguageModel.forward_hidden`.  Raises ValueError as `forward` does."""
-        return self._run(batch, "tokens", tokens, want_logits=False)
+        return self._run(batch, "tokens", tokens, None, want_logits=False)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `LanguageModel.project`."""
@@ -340,11 +340,18 @@ class NativeModel:
             self.kernels.library.sapwood_peaks(self._handle, ctypes.byref(operations), ctypes.byref(read))
         return operations.value, read.value
 
-    def _run(self, batch: ForwardBatch, name: str, wanted: Int32Array, *, want_logits: bool) -> torch.Tensor:
+    def _run(
+        self, batch: ForwardBatch, name: str, wanted: Int32Array, out: torch.Tensor | None, *, want_logits: bool
+    ) -> torch.Tensor:
         check_batch(batch, vocab_size=self.config.vocab_size, num_pages=self.kv.num_pages, page_size=self.kv.page_size)
         check_tokens(name, wanted, len(batch.token_ids))
         columns = self.config.vocab_size if want_logits else self.config.hidden_size
-        out = torch.empty((len(wanted), columns), dtype=torch.float32 if want_logits else self._dtype)
+        if out is None:
+            out = torch.empty((len(wanted), columns), dtype=torch.float32 if want_logits else self._dtype)
+        else:
+            check_logits("out", out, (), columns)
+            if len(out) != len(wanted):
+                raise ValueError(f"out has {len(out)} rows, {name} has {len(wanted)} entries")
         arrays = {name: getattr(batch, name).ctypes.data for name in STEP_ARRAYS}
         step = StepArrays(
             tokens=len(batch.token_ids),

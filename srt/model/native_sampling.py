@@ -28,16 +28,16 @@ class NativeChooser:
         self._model = model
         self.vocab_size = model.config.vocab_size
 
-    def broken(self, logits: torch.Tensor) -> list[int]:
-        """See `Chooser.broken`."""
-        check_logits(logits, (), self.vocab_size)
-        finite = np.empty(len(logits), np.uint8)
-        self._model.call("sapwood_finite", logits.data_ptr(), len(logits), finite.ctypes.data)
-        return np.flatnonzero(finite == 0).tolist()
+    def best(self, logits: torch.Tensor) -> Int32Array:
+        """See `Chooser.best`."""
+        check_logits("logits", logits, (), self.vocab_size)
+        found = np.empty(len(logits), np.int32)
+        self._model.call("sapwood_best", logits.data_ptr(), len(logits), found.ctypes.data)
+        return found
 
     def greedy(self, logits: torch.Tensor, rows: list[int]) -> Int32Array:
         """See `Chooser.greedy`."""
-        check_logits(logits, rows, self.vocab_size)
+        check_logits("logits", logits, rows, self.vocab_size)
         chosen = np.empty(len(rows), np.int32)
         named = np.array(rows, np.int32)
         self._model.call("sapwood_greedy", logits.data_ptr(), named.ctypes.data, len(rows), chosen.ctypes.data)
@@ -45,7 +45,7 @@ class NativeChooser:
 
     def draw(self, logits: torch.Tensor, rows: list[int], params: DrawParams) -> Int32Array:
         """See `Chooser.draw`."""
-        check_logits(logits, rows, self.vocab_size)
+        check_logits("logits", logits, rows, self.vocab_size)
         check_drawable(logits, rows)
         settings = self._settings(rows, params)
         check_draws(settings)

@@ -86,11 +86,13 @@ class Sampler:
         logits are not finite, or everything is excluded) is reported in `errors` and disturbs no other.
         """
         states = [self._slots[slot] for slot in slots]
-        result = Sampled(np.full(len(slots), -1, dtype=np.int32))
-        self._find_errors(logits, states, result.errors)
+        best = self._chooser.best(logits)
+        result = Sampled(np.full(len(slots), -1, dtype=np.int32), self._errors(best, states))
         rows = [row for row in range(len(slots)) if row not in result.errors]
         plain = [row for row in rows if states[row].adjustments is None]
-        self._choose(logits, {row: row for row in plain}, states, positions, result)
+        greedy = [row for row in plain if states[row].is_greedy]
+        result.token_ids[greedy] = best[greedy]
+        self._draw(logits, {row: row for row in plain if not states[row].is_greedy}, states, positions, result)
         adjusted = [row for row in rows if states[row].adjustments is not None]
         if adjusted:
             self._sample_adjusted(logits, states, positions, adjusted, result)
@@ -103,11 +105,11 @@ class Sampler:
                 return f"logit_bias names token {token}, ids go from 0 to {self._vocab_size - 1}"
         return None
 
-    def _find_errors(self, logits: torch.Tensor, states: list[SlotState], errors: dict[int, str]) -> None:
-        errors.update({row: state.error for row, state in enumerate(states) if state.error is not None})
-        errors.update(dict.fromkeys(self._chooser.broken(logits), NOT_FINITE))
+    def _errors(self, best: Int32Array, states: list[SlotState]) -> dict[int, str]:
+        errors = {row: state.error for row, state in enumerate(states) if state.error is not None}
+        return errors | dict.fromkeys(np.flatnonzero(best < 0).tolist(), NOT_FINITE)
 
-    def _choose(
+    def _draw(
         self,
         logits: torch.Tensor,
         at: dict[int, int],
@@ -115,14 +117,11 @@ class Sampler:
         positions: Int32Array,
         result: Sampled,
     ) -> None:
-        """Tokens for the rows `at` of the result out of the rows of `logits` that it gives for them, ascending."""
-        best = [row for row in at if states[row].is_greedy]
-        if best:
-            result.token_ids[best] = self._chooser.greedy(logits, [at[row] for row in best])
-        drawn = [row for row in at if not states[row].is_greedy]
-        if drawn:
-            params = self._draw_params([states[row] for row in drawn], positions[drawn])
-            result.token_ids[drawn] = self._chooser.draw(logits, [at[row] for row in drawn], params)
+        """Draw for the rows `at` of the result from the rows of `logits` that it gives for them, ascending."""
+        if at:
+            rows = list(at)
+            params = self._draw_params([states[row] for row in rows], positions[rows])
+            result.token_ids[rows] = self._chooser.draw(logits, list(at.values()), params)
 
     def _sample_adjusted(
         self,
@@ -140,7 +139,11 @@ class Sampler:
             if not bool(work[i].amax().isfinite()):
                 result.errors[row] = NOTHING_LEFT
         usable = {row: i for i, row in enumerate(rows) if row not in result.errors}
-        self._choose(work, usable, states, positions, result)
+        greedy = [row for row in usable if states[row].is_greedy]
+        if greedy:
+            result.token_ids[greedy] = self._chooser.greedy(work, [usable[row] for row in greedy])
+        drawn = {row: i for row, i in usable.items() if not states[row].is_greedy}
+        self._draw(work, drawn, states, positions, result)
         for row, i in usable.items():
             seen = adjustments[i].seen
             if seen is not None:

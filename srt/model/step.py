@@ -41,6 +41,25 @@ class LastTokens:
         return filled
 
 
+class LogitsMemory:
+    """Room for the logits of a step, used again by the next: new memory in every step costs more than reading it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._all = torch.empty((0, vocab_size), dtype=torch.float32)
+        # To cut a tensor anew takes longer than to sample from one row.
+        self._parts: dict[int, torch.Tensor] = {}
+
+    def rows(self, count: int) -> torch.Tensor:
+        """Float32 [count, vocab], the same memory in every call."""
+        part = self._parts.get(count)
+        if part is None:
+            if count > len(self._all):
+                self._all = torch.empty((max(count, 2 * len(self._all)), self._all.shape[1]), dtype=torch.float32)
+                self._parts.clear()
+            part = self._parts[count] = self._all[:count]
+        return part
+
+
 class StepRunner:
     """Carries out plans: everything that a step does, on the calling thread."""
 
@@ -49,6 +68,7 @@ class StepRunner:
         self._model = model
         self._sampler = Sampler(model.config.vocab_size, chooser)
         self._last_tokens = LastTokens()
+        self._logits = LogitsMemory(model.config.vocab_size)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
@@ -73,7 +93,7 @@ class StepRunner:
             prompt_logprobs = self._prompt_logprobs(plan, hidden[len(sampled_from) :], wanted)
             broken = [row for row, found in prompt_logprobs.items() if not np.isfinite(found.logprobs).all()]
         else:
-            logits = self._model.forward(batch, sampled_from)
+            logits = self._model.forward(batch, sampled_from, self._logits.rows(len(sampled_from)))
             prompt_logprobs, broken = {}, []
         result = self._sample(plan, sampling_rows, logits)
         return StepResult(

@@ -169,6 +169,9 @@ def test_logits_do_not_depend_on_which_tokens_are_asked_for(folders: dict[str, P
         for wanted in ([], [299], [7, 7, 250, 0], list(range(0, 300, 3))):
             chosen = batch.positions[wanted]
             assert torch.equal(model.forward(batch, chosen), expected[wanted])
+            room = torch.full((len(wanted), model.config.vocab_size), 7.0)
+            assert model.forward(batch, chosen, room) is room
+            assert torch.equal(room, expected[wanted])
             assert torch.equal(model.project(model.forward_hidden(batch, chosen)), expected[wanted])
 
 

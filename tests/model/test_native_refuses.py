@@ -141,6 +141,10 @@ def test_the_model_refuses_before_anything_is_written(tmp_path: Path) -> None:
             model.forward(batch, array(0))
         with pytest.raises(ValueError, match="logit_tokens"):
             model.forward(sound_batch(), array(9))
+        vocab = model.config.vocab_size
+        for wrong in (torch.zeros(2, vocab), torch.zeros(1, vocab + 1), torch.zeros(1, vocab).double()):
+            with pytest.raises(ValueError, match="out"):
+                model.forward(sound_batch(), array(0), wrong)
         with pytest.raises(ValueError, match="hidden"):
             model.project(torch.zeros(1, 63))
         with pytest.raises(ValueError, match="page"):

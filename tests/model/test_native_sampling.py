@@ -81,8 +81,8 @@ def test_a_number_that_is_not_finite_is_found_at_any_place(choosers: list[Native
         for place in (0, 17, vocab // 2, vocab - 2, vocab - 1):
             logits = random_logits(5, vocab, 1).clone()
             logits[3, place] = bad
-            assert chooser.broken(logits) == [3]
-        assert chooser.broken(torch.full((2, vocab), 3e38)) == []
+            assert (chooser.best(logits) < 0).tolist() == [row == 3 for row in range(5)]
+        assert chooser.best(torch.full((2, vocab), 3e38)).tolist() == [0, 0]
         sampler = Sampler(vocab, chooser)
         for slot in range(5):
             sampler.open(opening(slot, SamplingParams()))
@@ -99,6 +99,7 @@ def test_greedy_takes_the_lowest_id_among_equals(choosers: list[NativeChooser]) 
             logits[:, list(places)] = 4.0
             assert chooser.greedy(logits, [0, 1, 2]).tolist() == [places[0]] * 3
             assert chooser.greedy(logits, [2]).tolist() == [places[0]]
+            assert chooser.best(logits).tolist() == [-1, places[0], -1]
 
 
 def params(count: int, temperature: float, uniform: float, top_k: int = 10**6) -> DrawParams:
@@ -143,7 +144,7 @@ def test_logits_of_another_shape_and_rows_that_are_not_there_are_refused(chooser
         logits = torch.zeros((2, vocab))
         for wrong in (logits[:, 1:], logits.double(), torch.zeros((vocab, 2)).T, torch.zeros(vocab)):
             with pytest.raises(ValueError, match="logits"):
-                chooser.broken(wrong)
+                chooser.best(wrong)
         for rows in ([2], [-1], [0, 5]):
             with pytest.raises(ValueError, match="rows"):
                 chooser.greedy(logits, rows)

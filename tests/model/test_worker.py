@@ -135,12 +135,12 @@ class CountingModel:
         self.gate = threading.Event()
         self.gate.set()
 
-    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, logit_tokens: Int32Array, out: torch.Tensor | None = None) -> torch.Tensor:
         assert self.gate.wait(timeout=60)
         if self.failing:
             raise RuntimeError("the step broke")
         self.asked.append(len(logit_tokens))
-        logits = self.model.forward(batch, logit_tokens)
+        logits = self.model.forward(batch, logit_tokens, out)
         if self.poisoned_row is not None:
             logits[self.poisoned_row] = float("nan")
         return logits

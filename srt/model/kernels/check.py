@@ -49,11 +49,11 @@ def check_tokens(name: str, tokens: Int32Array, count: int) -> None:
     _check_indices(name, tokens, count)
 
 
-def check_logits(logits: torch.Tensor, rows: Sequence[int], vocab_size: int) -> None:
+def check_logits(name: str, logits: torch.Tensor, rows: Sequence[int], vocab_size: int) -> None:
     """Raises ValueError unless `logits` is contiguous float32 [n, vocab_size] and `rows` are rows of it."""
     if logits.dtype != torch.float32 or logits.shape[1:] != (vocab_size,) or not logits.is_contiguous():
         raise ValueError(
-            f"logits is {logits.dtype} {list(logits.shape)}, expected contiguous float32 [n, {vocab_size}]"
+            f"{name} is {logits.dtype} {list(logits.shape)}, expected contiguous float32 [n, {vocab_size}]"
         )
     if rows and not 0 <= min(rows) <= max(rows) < len(logits):
         raise ValueError(f"rows has an entry outside 0 to {len(logits) - 1}")

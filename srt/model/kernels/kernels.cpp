@@ -49,8 +49,8 @@ int32_t sapwood_project(void *model, const void *hidden, int32_t rows, float *ou
     }
 }
 
-void sapwood_finite(void *model, const float *logits, int32_t rows, uint8_t *out) {
-    static_cast<Model *>(model)->finite(logits, rows, out);
+void sapwood_best(void *model, const float *logits, int32_t rows, int32_t *out) {
+    static_cast<Model *>(model)->best(logits, rows, out);
 }
 
 void sapwood_greedy(void *model, const float *logits, const int32_t *rows, int32_t count, int32_t *out) {

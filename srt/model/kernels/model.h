@@ -92,9 +92,12 @@ class ModelOf {
         head(ready(words, hidden_, rows), rows, out);
     }
 
-    // Of `logits` [rows][vocab]: whether each row is finite throughout.
-    void finite(const float *logits, int rows, uint8_t *out) {
-        pool_.each(rows, [&](int r, int) { out[r] = all_finite(logits + size_t(r) * s_.vocab, s_.vocab); });
+    // Of `logits` [rows][vocab]: the first greatest of each row, -1 where one is not finite.
+    void best(const float *logits, int rows, int32_t *out) {
+        pool_.each(rows, [&](int r, int) {
+            const float *row = logits + size_t(r) * s_.vocab;
+            out[r] = all_finite(row, s_.vocab) ? first_greatest(row, s_.vocab) : -1;
+        });
     }
 
     // The first greatest of each row that is named.
