@@ -79,6 +79,9 @@ struct Lookahead {
         }
     }
 
+    // The same where no register may be lost to it.
+    __attribute__((noinline)) void advance_apart() { advance(); }
+
   private:
     static constexpr int EARLY_STEPS = 4;
 };
@@ -114,7 +117,7 @@ SAPWOOD_INLINE void multiply_spans(const Activations &a, const uint32_t *panel, 
                                    bool go_on, Lookahead &ahead) {
     const vu low = splat_word(0x0f0f0f0fu);
     for (int k = 0; k < steps; k += I4::SPAN_WORDS) {
-        ahead.advance();
+        ahead.advance_apart();
         const vu scales[2] = {load<vu>(panel), load<vu>(panel + VW)};
         panel += NR;
         vi sum[ROWS][2] = {};
@@ -236,13 +239,17 @@ constexpr int look_steps() {
     return std::is_same<W, I4>::value ? I4::SPAN_WORDS : 4;
 }
 
-// For a unit of `blocks` row blocks at `wide` panels from `panel`: brings the next unit's weights near.  A single block
-// reads memory from front to back at the speed of memory, which the processor sees by itself.
+// For a unit of `blocks` row blocks at `wide` panels from `panel`: brings weights near, those of the next unit while
+// several blocks use these.  A single block of many rows looks a little ahead in its own.  One of few rows reads at the
+// speed of memory, from front to back, which the processor sees by itself and does better.
 template <class W>
-Lookahead look_ahead(const Matrix &m, int panel, int wide, int blocks) {
+Lookahead look_ahead(const Matrix &m, int panel, int wide, int blocks, int rows) {
+    constexpr int FEW_ROWS = 7, AHEAD_BYTES = 8192;
+    const auto from = [&](int p) { return reinterpret_cast<const char *>(m.panel(std::min(p, m.panels))); };
     Lookahead ahead;
-    ahead.at = ahead.end = reinterpret_cast<const char *>(m.panel(std::min(panel + wide, m.panels)));
-    if (blocks > 1) ahead.end = reinterpret_cast<const char *>(m.panel(std::min(panel + 2 * wide, m.panels)));
+    if (rows <= FEW_ROWS) return ahead;
+    ahead.at = blocks > 1 ? from(panel + wide) : from(panel) + AHEAD_BYTES;
+    ahead.end = from(panel + 2 * wide);
     const int lines = stored_rows<W>(look_steps<W>()) * NR * int(sizeof(uint32_t)) / 64;
     ahead.lines = (lines + blocks - 1) / blocks;
     return ahead;

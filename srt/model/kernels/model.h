@@ -247,7 +247,7 @@ class ModelOf {
             const int count = begin + (end - begin) * (part + 1) / parts - first;
             auto &product = scratch_[worker].product;
             product.resize(size_t(MR) * columns);
-            Lookahead ahead = look_ahead<M>(m, group * wide, wide, (count + MR - 1) / MR * parts);
+            Lookahead ahead = look_ahead<M>(m, group * wide, wide, (count + MR - 1) / MR * parts, count);
             if (part > 0) ahead.at += (ahead.end - ahead.at) / 2;
             each_row_block(count, [&](int row, int n) {
                 ahead.expect(n, m.steps / look_steps<M>() * wide,
