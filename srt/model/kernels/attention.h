@@ -14,6 +14,7 @@
 
 #include "attention_plan.h"
 #include "gemm.h"
+#include "memory.h"
 #include "pages.h"
 
 namespace sapwood {
@@ -23,7 +24,7 @@ constexpr float NOTHING = -1e30f;
 // What the keys so far gave each query row: values weighted by chances relative to the row's highest score, the chances
 // themselves, added up lane by lane, and that score.
 struct AttentionSums {
-    std::vector<float> values, weight, top;
+    Lines<float> values, weight, top;
 
     void prepare(int rows, int dim) {
         values.resize(size_t(rows) * dim);
@@ -41,8 +42,8 @@ struct AttentionSums {
 // Memory that one worker uses.
 struct AttentionScratch {
     AttentionSums segment, all;
-    std::vector<float> scores, factor;
-    std::vector<uint32_t> chances, k_strips, v_strips;
+    Lines<float> scores, factor;
+    Lines<uint32_t> chances, k_strips, v_strips;
 
     void prepare(int group, int dim) {
         const int rows = std::max(QUERY_ROWS, SHORT_ROW * group);  // a short row is never cut

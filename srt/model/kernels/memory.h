@@ -5,8 +5,28 @@
 
 #include <cstddef>
 #include <new>
+#include <vector>
 
 namespace sapwood {
+
+template <class E>
+struct LineAllocator {
+    typedef E value_type;
+    static constexpr std::align_val_t LINE{64};
+
+    LineAllocator() = default;
+    template <class F>
+    LineAllocator(const LineAllocator<F> &) {}
+
+    E *allocate(size_t count) { return static_cast<E *>(::operator new(count * sizeof(E), LINE)); }
+    void deallocate(E *at, size_t) { ::operator delete(at, LINE); }
+    bool operator==(const LineAllocator &) const { return true; }
+    bool operator!=(const LineAllocator &) const { return false; }
+};
+
+// A vector that begins with a cache line: whole vectors of the machine would lie across two otherwise.
+template <class E>
+using Lines = std::vector<E, LineAllocator<E>>;
 
 // Zero at first, and aligned to a page.
 class Memory {

@@ -115,7 +115,7 @@ class ModelOf {
     struct Scratch {
         AttentionScratch attention;
         Drawer drawer;
-        std::vector<float> product;
+        Lines<float> product;
         std::vector<typename KV::elem> head;
     };
 
