@@ -154,7 +154,8 @@ class _Chunks:
 
     def preamble(self, n: int) -> bytes:
         """The chunks that open each choice with its role."""
-        return b"".join(self._chunk(index, {"role": "assistant", "content": "", "refusal": None}) for index in range(n))
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(event(self._content(index, role)) for index in range(n))
 
     async def events(self, batch: Batch) -> AsyncGenerator[bytes, None]:
         """Everything after the preamble, to the [DONE]."""
@@ -166,12 +167,12 @@ class _Chunks:
             data = b""
             if delta.text or (self._with_logprobs and delta.logprobs):
                 logprobs = chat_logprobs(delta.logprobs) if self._with_logprobs else None
-                data = self._chunk(index, {"content": delta.text}, logprobs)
+                data = event(self._content(index, {"content": delta.text}, logprobs))
             if delta.finish is not None:
                 running -= 1
                 # The report goes with the usage, or, where none was asked for, with the last choice that ends.
                 report = report_of(batch, self._cache_report and not running and not self._include_usage)
-                data += self._chunk(index, {}, None, finish_fields(delta.finish), report)
+                data += event(self._content(index, {}, None, finish_fields(delta.finish), report))
             if data:
                 yield data
         data = b""
@@ -187,16 +188,6 @@ class _Chunks:
             of_text = EventOfText(lambda mark: self._content(index, {"content": mark}))
             self._text_events[index] = of_text
         return of_text(text)
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish: dict[str, Any] | None = None,
-        more: dict[str, Any] | None = None,
-    ) -> bytes:
-        return event(self._content(index, delta, logprobs, finish, more))
 
     def _content(
         self,
